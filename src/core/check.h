@@ -1,0 +1,13 @@
+// Is it a question at all?
+#pragma once
+#include "core/operand.h"
+
+namespace tessera::core {
+
+// Throws Error(TESSERA_INVALID) with the argument, its value, the rule and the way out.
+void check(const Problem& p);
+
+// Does anything depend on where query rows sit on the key axis?
+bool needs_corner(const Problem& p);
+
+}  // namespace tessera::core

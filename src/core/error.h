@@ -1,0 +1,28 @@
+// What went wrong, on its way to the caller's tessera_error.
+#pragma once
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "tessera/tessera.h"
+
+namespace tessera::core {
+
+struct Error : std::runtime_error {
+  Error(tessera_code c, const std::string& message) : std::runtime_error(message), code(c) {}
+  tessera_code code;
+};
+
+// Not a question at all. The message gives the argument, its value, the rule and the way out.
+template <class... Args>
+[[noreturn]] void invalid(fmt::format_string<Args...> text, Args&&... args) {
+  throw Error(TESSERA_INVALID, fmt::format(text, std::forward<Args>(args)...));
+}
+template <class... Args>
+void require(bool holds, fmt::format_string<Args...> text, Args&&... args) {
+  if (!holds) invalid(text, std::forward<Args>(args)...);
+}
+
+}  // namespace tessera::core

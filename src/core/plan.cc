@@ -1,0 +1,145 @@
+#include "core/plan.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/error.h"
+#include "core/line.h"
+#include "rules/dtype.h"
+
+namespace tessera::core {
+namespace {
+
+// Is `name` one of the comma-separated names or prefixes ("cpu" allows "cpu.avx2")?
+bool allowed(const char* list, std::string_view name) {
+  if (!list) return true;
+  std::string_view rest = list;
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma);
+    const bool prefix = name.starts_with(item) && (name.size() == item.size() || name[item.size()] == '.');
+    if (!item.empty() && prefix) return true;
+    if (comma == std::string_view::npos) return false;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
+  int unit = 0;
+  while (bytes >= 1000 && unit < 6) bytes /= 1000, ++unit;
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.3g} {}", bytes, units[unit]);
+}
+
+std::string seconds_text(double s) {
+  if (s < 1e-3) return fmt::format("{:.3g} us", s * 1e6);
+  return s < 1 ? fmt::format("{:.3g} ms", s * 1e3) : fmt::format("{:.3g} s", s);
+}
+
+std::string why_not(const Kernel& kernel, const Problem& p, const Device& device, const Hints& hints) {
+  if (!kernel.automatic && !hints.kernels) return "never chosen unless named";
+  if (!allowed(hints.kernels, kernel.name)) return fmt::format("hints allow only {}", hints.kernels);
+  if (hints.sample_pairs && kernel.automatic)
+    return "hints ask for a sample of pairs, which only reference kernels take";
+  return kernel.refuse(p, device);
+}
+
+}  // namespace
+
+int64_t add_region(Plan& plan, const char* name, int64_t bytes) {
+  const int64_t offset = plan.workspace_bytes;
+  plan.regions.push_back({name, offset, bytes});
+  plan.workspace_bytes = rules::round_up(offset + bytes, 64);
+  return offset;
+}
+
+int64_t region_offset(const Plan& plan, const char* name) {
+  for (const Region& r : plan.regions)
+    if (r.name == name) return r.offset;
+  return 0;
+}
+
+Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Device& device, const Hints& hints) {
+  check(p);
+  require(
+      hints.threads >= 0 && hints.tile_rows >= 0 && hints.tile_rows <= 1024 && hints.tile_keys >= 0 &&
+          hints.tile_keys <= 1024 && hints.sample_pairs >= 0 &&
+          (!hints.has_workspace_limit || hints.workspace_limit >= 0),
+      "hints are threads {}, tile_rows {}, tile_keys {}, sample_pairs {}, workspace_limit {}; none may be negative and "
+      "tiles stay up to 1024.",
+      hints.threads, hints.tile_rows, hints.tile_keys, hints.sample_pairs, hints.workspace_limit);
+  Plan chosen;
+  std::vector<Reason> reasons;
+  for (const Kernel* kernel : kernels) {
+    std::string why = why_not(*kernel, p, device, hints);
+    if (why.empty() && chosen.kernel) why = "would accept, stands later in the list";
+    if (why.empty()) {
+      Plan plan;
+      plan.problem = p;
+      plan.device = device;
+      plan.kernel = kernel;
+      plan.threads = std::max(1, hints.threads ? hints.threads : device.threads);
+      plan.sample_pairs = hints.sample_pairs;
+      kernel->fill(plan, hints);
+      if (hints.has_workspace_limit && plan.workspace_bytes > hints.workspace_limit)
+        why = fmt::format("needs {} bytes of workspace with {} threads, the limit is {}", plan.workspace_bytes,
+                          plan.threads, hints.workspace_limit);
+      else chosen = std::move(plan);
+    }
+    if (!why.empty()) reasons.push_back({kernel->name, why});
+  }
+  if (!chosen.kernel) {
+    std::string message = fmt::format("no kernel answers \"{}\" on device {}:", print(p), device.name);
+    for (const Reason& r : reasons) message += fmt::format("\n  {}: {}", r.kernel, r.why);
+    throw Error(TESSERA_UNSUPPORTED, message);
+  }
+  chosen.reasons = std::move(reasons);
+  chosen.cost = cost(p, device);
+  return chosen;
+}
+
+std::string to_text(const Plan& plan) {
+  const Device& d = plan.device;
+  const std::string where = d.kind == TESSERA_GPU ? fmt::format("sm_{}, {} SMs", d.sm_arch, d.sms)
+                                                  : fmt::format("{}, {} threads", isa_text(d.isa), plan.threads);
+  std::string text = fmt::format("{}\n  device     {} ({})\n", print(plan.problem), d.name, where);
+  for (size_t i = 0; i < plan.steps.size(); ++i)
+    text += fmt::format("  {} {:<8} {}  {}\n", i + 1, plan.steps[i].name, plan.kernel->name, plan.steps[i].text);
+  text += fmt::format("  workspace  {}",
+                      plan.workspace_bytes ? bytes_text(static_cast<double>(plan.workspace_bytes)) : "none");
+  for (size_t i = 0; i < plan.regions.size(); ++i)
+    text += fmt::format("{}{} {}", i ? ", " : " (", plan.regions[i].name,
+                        bytes_text(static_cast<double>(plan.regions[i].bytes)));
+  text += plan.regions.empty() ? "\n" : ")\n";
+  text += fmt::format("  work       reads {}, writes {}, {:.4g} GFLOP",
+                      bytes_text(static_cast<double>(plan.cost.bytes_read)),
+                      bytes_text(static_cast<double>(plan.cost.bytes_written)), plan.cost.flops / 1e9);
+  if (plan.cost.seconds > 0) text += fmt::format(", roofline {}", seconds_text(plan.cost.seconds));
+  text += fmt::format("; a score matrix would take {}\n", bytes_text(static_cast<double>(plan.cost.score_bytes)));
+  for (const Reason& r : plan.reasons) text += fmt::format("  not chosen {}: {}\n", r.kernel, r.why);
+  return text;
+}
+
+void check_bindings(const Plan& plan, const Bindings& bound) {
+  const Problem& p = plan.problem;
+  for (int name = 0; name < TESSERA_NAMES; ++name) {
+    if (!has(p, name) || elements(operand(p, name)) == 0) continue;
+    const auto address = reinterpret_cast<uintptr_t>(bound.data[name]);
+    const auto bytes = static_cast<uintptr_t>(dtype_bytes(operand(p, name).dtype));
+    require(address != 0, "{} is bound to NULL; the plan was made with it. Bind its first element.",
+            operand_row(name).text);
+    require(address % bytes == 0, "{} is at address {:#x}; a {} must stand at a multiple of {} bytes. Copy it.",
+            operand_row(name).text, address, rules::dtype_rows[operand(p, name).dtype].text, bytes);
+  }
+  require(plan.workspace_bytes <= bound.workspace_bytes,
+          "workspace_bytes is {}; the plan needs {}. Allocate what tessera_plan_get says.", bound.workspace_bytes,
+          plan.workspace_bytes);
+  const auto workspace = reinterpret_cast<uintptr_t>(bound.workspace);
+  require(plan.workspace_bytes == 0 || (workspace != 0 && workspace % 64 == 0),
+          "workspace is at address {:#x}; it must stand at a multiple of 64 bytes. Use aligned_alloc(64, ...).",
+          workspace);
+  if (plan.device.kind == TESSERA_CPU) check_lengths(p, bound);
+}
+
+}  // namespace tessera::core

@@ -1,0 +1,72 @@
+// A plan: which kernel answers the problem, how, what it takes, and why the others do not. Pure host work.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/operand.h"
+#include "core/sequence.h"
+
+namespace tessera::core {
+
+using Hints = tessera_hints;
+struct Plan;
+
+// One way to answer problems. An engine is an ordered list of these; engines never see each other.
+struct Kernel {
+  const char* name;                                      // "cpu.avx512"
+  const char* engine;                                    // "cpu"
+  bool automatic;                                        // false: only if hints name it
+  std::string (*refuse)(const Problem&, const Device&);  // a sentence, or nothing if it can answer
+  void (*fill)(Plan&, const Hints&);                     // tiles, steps, workspace
+  void (*run)(const Plan&, const Bindings&, void* stream);
+};
+
+struct Step {
+  std::string name;  // "attend"
+  std::string text;  // how, in words
+};
+struct Region {  // of the workspace
+  std::string name;
+  int64_t offset, bytes;
+};
+struct Reason {
+  std::string kernel, why;
+};
+struct Cost {
+  int64_t bytes_read = 0, bytes_written = 0, score_bytes = 0;
+  double flops = 0, seconds = 0;
+};
+
+struct Plan {
+  Problem problem = {};
+  Device device = {};
+  const Kernel* kernel = nullptr;
+  int threads = 1;
+  int tile_rows = 0, tile_keys = 0;
+  int64_t sample_pairs = 0;
+  std::vector<Step> steps;
+  std::vector<Region> regions;
+  int64_t workspace_bytes = 0;
+  Cost cost;
+  std::vector<Reason> reasons;  // kernels not chosen
+};
+
+// Appends a region, aligned to 64 bytes, and returns its offset.
+int64_t add_region(Plan& plan, const char* name, int64_t bytes);
+int64_t region_offset(const Plan& plan, const char* name);
+
+Cost cost(const Problem& p, const Device& device);
+
+// Checks the problem and takes the first kernel in the list that accepts it and that the hints allow. If none: throws
+// Error(TESSERA_UNSUPPORTED) with every kernel's reason.
+Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Device& device, const Hints& hints);
+
+std::string to_text(const Plan& plan);
+
+// What every run must have before a kernel may touch anything: pointers, alignment, workspace, lengths.
+void check_bindings(const Plan& plan, const Bindings& bound);
+
+}  // namespace tessera::core

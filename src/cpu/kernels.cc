@@ -1,0 +1,144 @@
+// The CPU kernels' rows: what they refuse, what a plan for them holds.
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "cpu/cpu.h"
+#include "cpu/run.h"
+#include "cpu/task.h"
+#include "rules/dtype.h"
+
+namespace tessera::cpu {
+namespace {
+
+using core::Device;
+using core::Hints;
+using core::Kernel;
+using core::Plan;
+
+std::string refuse_device(const Device& device, int isa) {
+  if (device.kind != TESSERA_CPU) return fmt::format("device {} is a GPU, the kernel runs on a processor", device.name);
+  if (device.isa < isa)
+    return fmt::format("needs {}, device {} has {}", core::isa_text(isa), device.name, core::isa_text(device.isa));
+  return "";
+}
+
+template <int isa>
+std::string refuse(const Problem& p, const Device& device) {
+  std::string why = refuse_device(device, isa);
+  if (!why.empty() || isa != TESSERA_ISA_AVX512BF16) return why;
+  if (core::data_dtype(p) != TESSERA_BF16)
+    return fmt::format("its products are bf16, q is {}", rules::dtype_rows[core::data_dtype(p)].text);
+  if (p.pass == TESSERA_BACKWARD) return "its products are bf16, backward keeps P and dS in float32";
+  return "";
+}
+
+struct TileRow {
+  Index most_dims;  // of D + Dv
+  int rows, keys;
+  const char* why;
+};
+// Keys are packed once a tile of rows, so rows are many; 64 keys of K and V stay in the first and second cache.
+constexpr TileRow forward_tiles[] = {{512, 128, 64, "the tile's out is 128 x Dv floats, within the second cache"},
+                                     {1 << 30, 32, 64, "large dims: fewer rows, the same bytes"}};
+constexpr TileRow backward_tiles[] = {
+    {512, 64, 64, "three packed tiles of rows and four of keys within the second cache"},
+    {1 << 30, 32, 32, "large dims: half of each"}};
+
+const TileRow& tile_for(const Problem& p) {
+  const auto& table = p.pass == TESSERA_FORWARD ? forward_tiles : backward_tiles;
+  return p.dim + p.dim_v <= table[0].most_dims ? table[0] : table[1];
+}
+
+Index scratch_bytes(const Problem& p, Index rows, Index keys) {
+  Carver count(nullptr);
+  const bool f64 = core::accumulation_dtype(p) == TESSERA_F64 || sums_in_f64(p);
+  if (p.pass == TESSERA_FORWARD) {
+    if (f64) ForwardBuffers<double>(count, p, rows, keys);
+    else ForwardBuffers<float>(count, p, rows, keys);
+  } else {
+    if (f64) BackwardBuffers<double>(count, p, rows, keys);
+    else BackwardBuffers<float>(count, p, rows, keys);
+  }
+  return count.used();
+}
+
+// Most items that any step can hand out; more threads than that would idle.
+Index most_items(const Problem& p, Index tile_rows, Index tile_keys) {
+  const Index rows = rules::ceil_div(p.len_q * core::group(p), tile_rows), keys = rules::ceil_div(p.len_k, tile_keys);
+  const Index planes = p.batch * p.heads_q;
+  return std::max<Index>(1, planes * (p.pass == TESSERA_FORWARD ? rows : std::max(rows, keys)));
+}
+
+void fill(Plan& plan, const Hints& hints) {
+  const Problem& p = plan.problem;
+  const TileRow& tile = tile_for(p);
+  const bool forward = p.pass == TESSERA_FORWARD;
+  plan.tile_rows =
+      hints.tile_rows ? hints.tile_rows : static_cast<int>(std::clamp<Index>(p.len_q * core::group(p), 1, tile.rows));
+  plan.tile_keys = hints.tile_keys ? hints.tile_keys : tile.keys;
+  plan.threads = static_cast<int>(std::min<Index>(plan.threads, most_items(p, plan.tile_rows, plan.tile_keys)));
+  const std::string tiles =
+      fmt::format("tile {} rows x {} keys, {} threads", plan.tile_rows, plan.tile_keys, plan.threads);
+
+  const Index bytes = scratch_bytes(p, plan.tile_rows, plan.tile_keys);
+  core::add_region(plan, "schedule", 2 * (p.batch + 1) * static_cast<Index>(sizeof(Index)));
+  core::add_region(plan, "tiles", plan.threads * bytes);
+  plan.steps.push_back({"schedule", "tiles of each sequence; unused rows cleared"});
+  if (forward) {
+    plan.steps.push_back(
+        {"attend", tiles + (core::group(p) > 1 ? fmt::format(", {} query heads share a tile", core::group(p)) : "")});
+    return;
+  }
+  const Index rows = p.heads_q * (core::packed_q(p) ? p.rows_q : p.batch * p.len_q);
+  const bool f64 = core::accumulation_dtype(p) == TESSERA_F64;
+  if (!f64) core::add_region(plan, "delta_f32", rows * 4);
+  if (f64 || sums_in_f64(p)) core::add_region(plan, "delta_f64", rows * 8);
+  plan.steps.push_back({"delta", "dO . out - dLSE of each row"});
+  if (core::has(p, TESSERA_DK) || core::has(p, TESSERA_DV))
+    plan.steps.push_back({"keys", tiles + ", dK and dV by tiles of keys"});
+  if (core::has(p, TESSERA_DQ)) plan.steps.push_back({"rows", tiles + ", dQ by tiles of rows"});
+  if (core::has(p, TESSERA_DSLOPES)) {
+    core::add_region(plan, "slope_rows", rows * 8);
+    plan.steps.push_back({"slopes", tiles + ", each row's share of dSlopes in float64"});
+  }
+  if (core::has(p, TESSERA_DBIAS))
+    plan.steps.push_back({"bias", tiles + ", dBias by its own tiles" + (f64 || bias_in_f64(p) ? " in float64" : "")});
+  if (core::has(p, TESSERA_DSLOPES) || core::has(p, TESSERA_DSINKS))
+    plan.steps.push_back({"reduce", "dSlopes and dSinks over rows in float64"});
+}
+
+template <int isa>
+const Body& body_of(bool f64) {
+  if constexpr (isa == TESSERA_ISA_AVX512BF16) return avx512bf16::body();
+  else if constexpr (isa == TESSERA_ISA_AVX512) return avx512::body(f64);
+  else if constexpr (isa == TESSERA_ISA_AVX2) return avx2::body(f64);
+  else return baseline::body(f64);
+}
+template <int isa>
+void run_with(const Plan& plan, const Bindings& bound, void*) {
+  // float64 sums besides float32 ones come from the plain kernels of the same instruction set.
+  run(plan, bound, {body_of<isa>(false), body_of<isa>(true)});
+}
+
+template <int isa>
+constexpr Kernel row(const char* name) {
+  return {name, "cpu", true, refuse<isa>, fill, run_with<isa>};
+}
+constexpr Kernel baseline_kernel = row<TESSERA_ISA_BASELINE>("cpu.baseline");
+#if defined(__x86_64__)
+constexpr Kernel avx512bf16_kernel = row<TESSERA_ISA_AVX512BF16>("cpu.avx512bf16");
+constexpr Kernel avx512_kernel = row<TESSERA_ISA_AVX512>("cpu.avx512");
+constexpr Kernel avx2_kernel = row<TESSERA_ISA_AVX2>("cpu.avx2");
+constexpr std::array<const Kernel*, 4> all = {&avx512bf16_kernel, &avx512_kernel, &avx2_kernel, &baseline_kernel};
+#else
+constexpr std::array<const Kernel*, 1> all = {&baseline_kernel};
+#endif
+
+}  // namespace
+
+std::span<const Kernel* const> kernels() {
+  return all;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,192 @@
+// The steps of a plan: which items there are, who takes them, and the small steps around them.
+#include "cpu/run.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/number.h"
+#include "rules/softmax.h"
+
+namespace tessera::cpu {
+namespace {
+
+struct Run {
+  const core::Plan& plan;
+  const Problem& p;
+  const Bindings& bound;
+  Task task;
+  std::byte* workspace;
+  Index* row_tiles;  // schedule: tiles of sequences 0..b-1, B + 1 numbers
+  Index* key_tiles;
+  Index scratch_bytes;
+
+  std::byte* region(const char* name) const { return workspace + core::region_offset(plan, name); }
+};
+
+// f(item, scratch) for all items, taken by threads in order.
+template <class F>
+void parallel(const Run& run, Index items, F&& f) {
+  std::byte* const scratch = run.region("tiles");
+#pragma omp parallel for schedule(dynamic, 1) num_threads(run.plan.threads)
+  for (Index item = 0; item < items; ++item) f(item, scratch + omp_get_thread_num() * run.scratch_bytes);
+}
+
+void schedule(const Run& run) {
+  const Problem& p = run.p;
+  run.row_tiles[0] = run.key_tiles[0] = 0;
+  for (Index b = 0; b < p.batch; ++b) {
+    const Sequence s = core::sequence(p, run.bound, b);
+    run.row_tiles[b + 1] = run.row_tiles[b] + rules::ceil_div(s.q.used * core::group(p), run.task.tile_rows);
+    run.key_tiles[b + 1] = run.key_tiles[b] + rules::ceil_div(s.k.used, run.task.tile_keys);
+  }
+}
+
+// Item -> sequence, KV head and tile. The tiles of one KV head stand together, so that its keys stay in cache; the last
+// tile comes first, since under a causal mask it sees the most keys.
+struct Place {
+  Index batch, kv, tile;
+};
+Place place_of(const Run& run, const Index* tiles, Index item) {
+  const Index* const found = std::upper_bound(tiles, tiles + run.p.batch + 1, item / run.p.heads_kv) - 1;
+  const Index count = found[1] - found[0], at = item - found[0] * run.p.heads_kv;
+  return {found - tiles, at / count, count - 1 - at % count};
+}
+
+void over_rows(const Run& run, void (*step)(const Task&, const RowItem&, std::byte*)) {
+  parallel(run, run.row_tiles[run.p.batch] * run.p.heads_kv, [&](Index item, std::byte* scratch) {
+    const Place at = place_of(run, run.row_tiles, item);
+    const Sequence s = core::sequence(run.p, run.bound, at.batch);
+    const Index n = run.task.tile_rows;
+    step(run.task, {s, at.kv, rules::overlap({at.tile * n, (at.tile + 1) * n}, {0, s.q.used * core::group(run.p)})},
+         scratch);
+  });
+}
+
+void over_keys(const Run& run, void (*step)(const Task&, const KeyItem&, std::byte*)) {
+  parallel(run, run.key_tiles[run.p.batch] * run.p.heads_kv, [&](Index item, std::byte* scratch) {
+    const Place at = place_of(run, run.key_tiles, item);
+    const Sequence s = core::sequence(run.p, run.bound, at.batch);
+    const Index n = run.task.tile_keys;
+    step(run.task, {s, at.kv, rules::overlap({at.tile * n, (at.tile + 1) * n}, {0, s.k.used})}, scratch);
+  });
+}
+
+void over_bias(const Run& run, void (*step)(const Task&, const BiasItem&, std::byte*)) {
+  const Problem& p = run.p;
+  const Operand& o = core::operand(p, TESSERA_DBIAS);
+  if (core::elements(o) == 0) return;
+  const Index full[] = {p.batch, p.heads_q, p.len_q, p.len_k}, tile[] = {1, 1, run.task.tile_rows, run.task.tile_keys};
+  Index counts[4];
+  for (int d = 0; d < 4; ++d) counts[d] = o.extent[d] == 1 ? 1 : rules::ceil_div(o.extent[d], tile[d]);
+  parallel(run, counts[0] * counts[1] * counts[2] * counts[3], [&](Index item, std::byte* scratch) {
+    Range ranges[4];
+    for (int d = 3; d >= 0; --d) {
+      const Index n = item % counts[d];
+      item /= counts[d];
+      ranges[d] = o.extent[d] == 1 ? Range{0, full[d]} : rules::overlap({n * tile[d], (n + 1) * tile[d]}, {0, full[d]});
+    }
+    step(run.task, {ranges[0], ranges[1], ranges[2], ranges[3]}, scratch);
+  });
+}
+
+// Rows that no sequence uses: zeros, and -inf in lse and max_score.
+void clear_rows(const Run& run, int name, const core::Rows& rows) {
+  const Operand& o = core::operand(run.p, name);
+  const double value = name == TESSERA_LSE || name == TESSERA_MAX_SCORE ? -std::numeric_limits<double>::infinity() : 0;
+  char* const data = static_cast<char*>(run.bound.data[name]);
+  for (Index row = rows.first + rows.used; row < rows.first + rows.stored; ++row)
+    for (Index h = 0; h < o.extent[2]; ++h)
+      for (Index d = 0; d < o.extent[3]; ++d)
+        write(data + core::offset_of(o, rows.plane, row, h, d) * bytes_of(o.dtype), o.dtype, value);
+}
+void clear_unused(const Run& run) {
+  for (const int name : {TESSERA_OUT, TESSERA_LSE, TESSERA_MAX_SCORE, TESSERA_DQ, TESSERA_DK, TESSERA_DV}) {
+    if (!core::has(run.p, name) || !core::is_output(core::role(run.p, name))) continue;
+    const bool of_keys = name == TESSERA_DK || name == TESSERA_DV;
+    const auto rows_of = [&](const Sequence& s) { return of_keys ? s.k : s.q; };
+#pragma omp parallel for num_threads(run.plan.threads)
+    for (Index b = 0; b < run.p.batch; ++b) clear_rows(run, name, rows_of(core::sequence(run.p, run.bound, b)));
+    clear_rows(run, name, of_keys ? core::tail_k(run.p, run.bound) : core::tail_q(run.p, run.bound));
+  }
+}
+
+// f(sequence, i) summed in float64 over the used rows of `batches`.
+template <class F>
+double sum_rows(const Run& run, Range batches, F&& f) {
+  double total = 0;
+  for (Index b = batches.begin; b < batches.end; ++b) {
+    const Sequence s = core::sequence(run.p, run.bound, b);
+    for (Index i = 0; i < s.q.used; ++i) total += f(s, i);
+  }
+  return total;
+}
+
+void reduce_head(const Run& run, Index h) {
+  const Task& t = run.task;
+  const auto number = [&](int name, Index b, Index row, Index head) {
+    const Operand& o = t.operand(name);
+    return read<double>(t.data<char>(name) + core::offset_of(o, b, row, head, 0) * bytes_of(o.dtype), o.dtype);
+  };
+  const auto put = [&](int name, Index b, double total) {
+    const Operand& o = t.operand(name);
+    write(static_cast<char*>(run.bound.data[name]) + core::offset_of(o, b, 0, h, 0) * bytes_of(o.dtype), o.dtype,
+          total);
+  };
+  if (t.has(TESSERA_DSLOPES)) {
+    const Index planes = t.operand(TESSERA_DSLOPES).extent[0];
+    for (Index b = 0; b < planes; ++b)
+      put(TESSERA_DSLOPES, b,
+          sum_rows(run, planes == 1 ? Range{0, run.p.batch} : Range{b, b + 1},
+                   [&](const Sequence& s, Index i) { return t.slope_rows[t.row_slot(s, h, i)]; }));
+  }
+  if (t.has(TESSERA_DSINKS))
+    put(TESSERA_DSINKS, 0, sum_rows(run, {0, run.p.batch}, [&](const Sequence& s, Index i) {
+          const double lse = number(TESSERA_LSE, s.q.plane, s.q.first + i, h), sink = number(TESSERA_SINKS, 0, 0, h);
+          if (lse == -std::numeric_limits<double>::infinity()) return 0.0;
+          return -t.delta_f64[t.row_slot(s, h, i)] * rules::weight(sink, lse, [](double x) { return std::exp(x); });
+        }));
+}
+
+}  // namespace
+
+bool bias_in_f64(const Problem& p) {
+  constexpr Index few = 4096;  // with more, the largest error of many is no longer luck
+  return core::has(p, TESSERA_DBIAS) && core::elements(core::operand(p, TESSERA_DBIAS)) < few;
+}
+bool sums_in_f64(const Problem& p) {
+  return bias_in_f64(p) || core::has(p, TESSERA_DSLOPES) || core::has(p, TESSERA_DSINKS);
+}
+
+void run(const core::Plan& plan, const Bindings& bound, const Bodies& bodies) {
+  const Problem& p = plan.problem;
+  Run run = {
+      plan,    p,       bound, {p, bound, plan.tile_rows, plan.tile_keys}, static_cast<std::byte*>(bound.workspace),
+      nullptr, nullptr, 0};
+  run.row_tiles = reinterpret_cast<Index*>(run.region("schedule"));
+  run.key_tiles = run.row_tiles + p.batch + 1;
+  for (const core::Region& r : plan.regions)
+    if (r.name == "tiles") run.scratch_bytes = r.bytes / plan.threads;
+  schedule(run);
+  clear_unused(run);
+  const bool f64 = core::accumulation_dtype(p) == TESSERA_F64;
+  const Body& body = f64 ? bodies.f64 : bodies.f32;
+  if (p.pass == TESSERA_FORWARD) return over_rows(run, body.attend);
+
+  run.task.delta_f32 = reinterpret_cast<float*>(run.region("delta_f32"));
+  run.task.delta_f64 = reinterpret_cast<double*>(run.region("delta_f64"));
+  run.task.slope_rows = reinterpret_cast<double*>(run.region("slope_rows"));
+  over_rows(run, body.deltas);
+  if (!f64 && sums_in_f64(p)) over_rows(run, bodies.f64.deltas);
+  if (core::has(p, TESSERA_DK) || core::has(p, TESSERA_DV)) over_keys(run, body.gradients_of_keys);
+  if (core::has(p, TESSERA_DQ)) over_rows(run, body.gradients_of_rows);
+  if (core::has(p, TESSERA_DSLOPES)) over_rows(run, bodies.f64.gradients_of_slopes);
+  if (core::has(p, TESSERA_DBIAS)) over_bias(run, (bias_in_f64(p) ? bodies.f64 : body).gradients_of_bias);
+  if (!core::has(p, TESSERA_DSLOPES) && !core::has(p, TESSERA_DSINKS)) return;
+#pragma omp parallel for num_threads(plan.threads)
+  for (Index h = 0; h < p.heads_q; ++h) reduce_head(run, h);
+}
+
+}  // namespace tessera::cpu

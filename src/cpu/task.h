@@ -1,0 +1,168 @@
+// What the per-instruction-set bodies are handed: one item of work at a time, and one thread's buffers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/sequence.h"
+
+namespace tessera::cpu {
+
+using core::Bindings;
+using core::Operand;
+using core::Problem;
+using core::Sequence;
+using rules::Index;
+using rules::Range;
+
+struct Task {
+  const Problem& p;
+  const Bindings& bound;
+  Index tile_rows, tile_keys;
+  // (plane, Hq, rows of q): dO . out - dLSE, by what accumulates; each row's share of dSlopes.
+  float* delta_f32 = nullptr;
+  double* delta_f64 = nullptr;
+  double* slope_rows = nullptr;
+
+  template <class T>
+  T* delta() const {
+    if constexpr (sizeof(T) == 4) return delta_f32;
+    else return delta_f64;
+  }
+  // Place of (row i, head h) in them.
+  Index row_slot(const Sequence& s, Index h, Index i) const {
+    const Index rows = core::packed_q(p) ? p.rows_q : p.len_q;
+    return (s.q.plane * p.heads_q + h) * rows + s.q.first + i;
+  }
+  bool has(int name) const { return core::has(p, name); }
+  const Operand& operand(int name) const { return core::operand(p, name); }
+  template <class T>
+  const T* data(int name) const {
+    return static_cast<const T*>(bound.data[name]);
+  }
+};
+
+// Query rows of one KV head's group, flattened: r = i * group + g is row i of head kv * group + g.
+struct RowItem {
+  Sequence s;
+  Index kv;
+  Range rows;
+};
+struct KeyItem {
+  Sequence s;
+  Index kv;
+  Range keys;
+};
+// A tile of dbias; a broadcast dimension has its whole range here.
+struct BiasItem {
+  Range batches, heads, rows, keys;
+};
+
+// Hands out one thread's buffers; with a null base it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(Index count) {
+    const Index at = used_;
+    used_ = rules::round_up(used_ + count * static_cast<Index>(sizeof(T)), 64);
+    return base_ ? reinterpret_cast<T*>(base_ + at) : nullptr;
+  }
+  Index used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  Index used_ = 0;
+};
+
+// Rows are padded to 16 numbers, a whole number of registers on every instruction set.
+inline Index padded(Index n) {
+  return rules::round_up(n, 16);
+}
+
+// The rows of one tile, and what is known of each.
+struct RowTile {
+  Index count;
+  Index* i;  // row of the sequence
+  Index* h;  // query head
+  RowTile(Carver& carve, Index most) : count(0), i(carve.take<Index>(most)), h(carve.take<Index>(most)) {}
+};
+
+template <class T>
+struct Buffers {
+  Index d, dv, n;     // padded dims and tile of keys
+  T *q, *k, *kt, *v;  // rows x d, keys x d (also a stage for values), d x keys, keys x dv
+  T *scores, *extra;  // rows x keys
+  uint8_t* kept;      // rows x keys
+  T* line;            // one row of keys or dims
+  RowTile rows;
+
+  Buffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
+      : d(padded(p.dim)),
+        dv(padded(p.dim_v)),
+        n(padded(tile_keys)),
+        q(carve.take<T>(tile_rows * d)),
+        k(carve.take<T>(n * (d > dv ? d : dv))),
+        kt(carve.take<T>(d * n)),
+        v(carve.take<T>(n * dv)),
+        scores(carve.take<T>(tile_rows * n)),
+        extra(carve.take<T>(tile_rows * n)),
+        kept(carve.take<uint8_t>(tile_rows * n)),
+        line(carve.take<T>(n > d ? (n > dv ? n : dv) : (d > dv ? d : dv))),
+        rows(carve, tile_rows) {}
+};
+
+template <class T>
+struct ForwardBuffers : Buffers<T> {
+  T *out, *largest, *sum;
+  ForwardBuffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
+      : Buffers<T>(carve, p, tile_rows, tile_keys),
+        out(carve.take<T>(tile_rows * this->dv)),
+        largest(carve.take<T>(tile_rows)),
+        sum(carve.take<T>(tile_rows)) {}
+};
+
+template <class T>
+struct BackwardBuffers : Buffers<T> {
+  T *dout, *vt;      // rows x dv, dv x keys
+  T *dz, *cap;       // rows x keys
+  T *lse, *delta;    // rows
+  T *dq, *dk, *dv_;  // rows x d, keys x d, keys x dv
+  T* dbias;          // rows x keys
+  BackwardBuffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
+      : Buffers<T>(carve, p, tile_rows, tile_keys),
+        dout(carve.take<T>(tile_rows * this->dv)),
+        vt(carve.take<T>(this->dv * this->n)),
+        dz(carve.take<T>(tile_rows * this->n)),
+        cap(carve.take<T>(tile_rows * this->n)),
+        lse(carve.take<T>(tile_rows)),
+        delta(carve.take<T>(tile_rows)),
+        dq(carve.take<T>(tile_rows * this->d)),
+        dk(carve.take<T>(this->n * this->d)),
+        dv_(carve.take<T>(this->n * this->dv)),
+        dbias(carve.take<T>(tile_rows * this->n)) {}
+};
+
+// One instruction set's functions, for one type of accumulation.
+struct Body {
+  void (*attend)(const Task&, const RowItem&, std::byte* scratch);
+  void (*deltas)(const Task&, const RowItem&, std::byte* scratch);
+  void (*gradients_of_keys)(const Task&, const KeyItem&, std::byte* scratch);
+  void (*gradients_of_rows)(const Task&, const RowItem&, std::byte* scratch);
+  void (*gradients_of_slopes)(const Task&, const RowItem&, std::byte* scratch);
+  void (*gradients_of_bias)(const Task&, const BiasItem&, std::byte* scratch);
+};
+
+namespace baseline {
+const Body& body(bool f64);
+}
+namespace avx2 {
+const Body& body(bool f64);
+}
+namespace avx512 {
+const Body& body(bool f64);
+}
+namespace avx512bf16 {
+const Body& body();
+}  // namespace avx512bf16
+
+}  // namespace tessera::cpu

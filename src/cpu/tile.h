@@ -1,0 +1,138 @@
+// Moving tiles between the caller's tensors and packed buffers: any dtype, any strides, zeros where nothing counts.
+#pragma once
+#include "cpu/matmul.h"
+
+namespace tessera::cpu::TESSERA_ISA {
+
+// One head of an operand: element (row, d) lies at at + (row * row_stride + d * dim_stride) elements.
+struct Plane {
+  char* at;
+  int32_t dtype;
+  Index row_stride, dim_stride;
+};
+inline Plane plane_of(const Task& t, int name, Index plane, Index first, Index head) {
+  const Operand& o = t.operand(name);
+  const Index bytes = bytes_of(o.dtype);
+  char* const base = static_cast<char*>(t.bound.data[name]);
+  return {base + core::offset_of(o, plane, first, head, 0) * bytes, o.dtype, o.extent[1] == 1 ? 0 : o.stride[1],
+          o.extent[3] == 1 ? 0 : o.stride[3]};
+}
+inline Plane plane_q(const Task& t, int name, const Sequence& s, Index head) {
+  return plane_of(t, name, s.q.plane, s.q.used ? s.q.first : 0, head);
+}
+inline Plane plane_k(const Task& t, int name, const Sequence& s, Index head) {
+  return plane_of(t, name, s.k.plane, s.k.used ? s.k.first : 0, head);
+}
+
+// Row `row` as T, `n` numbers and zeros up to padded(n). False if a number is not finite.
+template <class T>
+bool load_row(T* to, const Plane& from, Index row, Index n) {
+  const char* at = from.at + row * from.row_stride * bytes_of(from.dtype);
+  const Index end = padded(n);
+  Index i = 0;
+  if (from.dim_stride == 1) {
+    if (from.dtype == (sizeof(T) == 4 ? TESSERA_F32 : TESSERA_F64)) {
+      std::memcpy(to, at, static_cast<size_t>(n) * sizeof(T));
+      i = n;
+    } else if constexpr (sizeof(T) == 4) {
+      const Half* half = reinterpret_cast<const Half*>(at);
+      if (from.dtype == TESSERA_BF16)
+        for (; i + lanes<T> <= n; i += lanes<T>) store(to + i, load_bf16(half + i));
+      else if (from.dtype == TESSERA_F16)
+        for (; i + lanes<T> <= n; i += lanes<T>) store(to + i, load_f16(half + i));
+    }
+  }
+  for (; i < n; ++i) to[i] = read<T>(at + i * from.dim_stride * bytes_of(from.dtype), from.dtype);
+  for (; i < end; ++i) to[i] = 0;
+  Vec<T> zero{};  // x - x is 0 for finite x, else NaN
+  for (i = 0; i < end; i += lanes<T>) {
+    const Vec<T> x = load(to + i);
+    zero += x - x;
+  }
+  return sum<T>(zero) == 0;
+}
+
+template <class T>
+void store_row(const T* from, const Plane& to, Index row, Index n) {
+  char* at = to.at + row * to.row_stride * bytes_of(to.dtype);
+  Index i = 0;
+  if (to.dim_stride == 1) {
+    if (to.dtype == (sizeof(T) == 4 ? TESSERA_F32 : TESSERA_F64)) {
+      std::memcpy(at, from, static_cast<size_t>(n) * sizeof(T));
+      return;
+    }
+    if constexpr (sizeof(T) == 4)
+      if (to.dtype == TESSERA_BF16)
+        for (; i + lanes<T> <= n; i += lanes<T>) store_bf16(reinterpret_cast<Half*>(at) + i, load(from + i));
+  }
+  for (; i < n; ++i) write(at + i * to.dim_stride * bytes_of(to.dtype), to.dtype, from[i]);
+}
+
+// to[c][r] = from[r][c]; rows past `rows` become zeros up to `to_row`.
+template <class E>
+void transpose(const E* from, Index from_row, Index rows, Index columns, E* to, Index to_row) {
+  for (Index c = 0; c < columns; ++c) {
+    E* line = to + c * to_row;
+    for (Index r = 0; r < rows; ++r) line[r] = from[r * from_row + c];
+    for (Index r = rows; r < to_row; ++r) line[r] = 0;
+  }
+}
+
+// A key that nobody may see is loaded as zeros: its memory may hold anything.
+TESSERA_ALWAYS bool excluded_for_all(const Task& t, const Sequence& s, Index key) {
+  if (!t.has(TESSERA_EXCLUDE_KEYS)) return false;
+  return t.data<uint8_t>(TESSERA_EXCLUDE_KEYS)[core::offset_of(t.operand(TESSERA_EXCLUDE_KEYS), s.batch, key, 0, 0)] !=
+         0;
+}
+
+// keys x n numbers of k or v, zeros for keys that nobody may see. False if a number is not finite.
+template <class T>
+bool load_keys(const Task& t, const Sequence& s, const Plane& from, Range keys, Index n, T* to, Index to_row) {
+  bool finite = true;
+  for (Index j = keys.begin; j < keys.end; ++j) {
+    T* row = to + (j - keys.begin) * to_row;
+    if (excluded_for_all(t, s, j)) clear(row, to_row);
+    else finite &= load_row(row, from, j, n);
+  }
+  return finite;
+}
+
+// The rows of a flattened range, as (i, h).
+inline void name_rows(RowTile& tile, const Task& t, Index kv, Range rows) {
+  const Index group = core::group(t.p);
+  tile.count = rows.size();
+  for (Index r = rows.begin; r < rows.end; ++r) {
+    tile.i[r - rows.begin] = r / group;
+    tile.h[r - rows.begin] = kv * group + r % group;
+  }
+}
+
+template <class T>
+bool load_rows(const Task& t, int name, const Sequence& s, const RowTile& tile, Index n, T* to, Index to_row) {
+  bool finite = true;
+  for (Index r = 0; r < tile.count; ++r)
+    finite &= load_row(to + r * to_row, plane_q(t, name, s, tile.h[r]), tile.i[r], n);
+  return finite;
+}
+
+// One number of a row operand (lse, dlse, max_score) and of a head operand (slopes, sinks).
+inline char* row_number(const Task& t, int name, const Sequence& s, Index h, Index i) {
+  const Operand& o = t.operand(name);
+  return static_cast<char*>(t.bound.data[name]) +
+         core::offset_of(o, s.q.plane, s.q.first + i, h, 0) * bytes_of(o.dtype);
+}
+template <class T>
+T read_row(const Task& t, int name, const Sequence& s, Index h, Index i) {
+  return read<T>(row_number(t, name, s, h, i), t.operand(name).dtype);
+}
+template <class T>
+void write_row(const Task& t, int name, const Sequence& s, Index h, Index i, T x) {
+  write(row_number(t, name, s, h, i), t.operand(name).dtype, x);
+}
+template <class T>
+T head_number(const Task& t, int name, Index batch, Index h) {
+  const Operand& o = t.operand(name);
+  return read<T>(t.data<char>(name) + core::offset_of(o, batch, 0, h, 0) * bytes_of(o.dtype), o.dtype);
+}
+
+}  // namespace tessera::cpu::TESSERA_ISA

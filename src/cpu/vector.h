@@ -1,0 +1,132 @@
+// Some twenty operations on one register of numbers, written once with the compilers' vector extension; only the bf16
+// dot product needs an intrinsic. Compiled per instruction set (cpu/target.h).
+#pragma once
+
+#define TESSERA_ALWAYS inline __attribute__((always_inline))
+
+namespace tessera::cpu::TESSERA_ISA {
+
+template <class T, int bytes = TESSERA_VECTOR_BYTES>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(bytes)));
+};
+template <class T>
+using Vec = typename VectorOf<T>::type;
+template <class T>
+inline constexpr int lanes = TESSERA_VECTOR_BYTES / static_cast<int>(sizeof(T));
+
+using rules::Half;
+using rules::Index;
+using rules::Word;
+using IntLanes = Vec<int32_t>;
+using WordLanes = Vec<uint32_t>;
+
+template <class T>
+TESSERA_ALWAYS Vec<T> load(const T* from) {
+  Vec<T> v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class T>
+TESSERA_ALWAYS void store(T* to, Vec<T> v) {
+  std::memcpy(to, &v, sizeof v);
+}
+template <class T>
+TESSERA_ALWAYS Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+template <class V>
+TESSERA_ALWAYS V larger(V a, V b) {  // b where either is NaN
+  return a > b ? a : b;
+}
+template <class T>
+TESSERA_ALWAYS T sum(Vec<T> v) {  // pairwise, in one fixed order
+  T x[lanes<T>];
+  store(x, v);
+  for (int half = lanes<T> / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] += x[i + half];
+  return x[0];
+}
+template <class T>
+TESSERA_ALWAYS T largest(Vec<T> v) {
+  T x[lanes<T>];
+  store(x, v);
+  for (int half = lanes<T> / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+  return x[0];
+}
+template <class T>
+TESSERA_ALWAYS Vec<T> ramp() {  // 0, 1, 2, ...
+  Vec<T> v{};
+  for (int i = 0; i < lanes<T>; ++i) v[i] = static_cast<T>(i);
+  return v;
+}
+
+// ------------------------------------------------------------------------------------------------- 16-bit numbers
+
+using HalfLanes = typename VectorOf<Half, TESSERA_VECTOR_BYTES / 2>::type;
+TESSERA_ALWAYS WordLanes load_words(const Half* from) {
+  HalfLanes h;
+  std::memcpy(&h, from, sizeof h);
+  return __builtin_convertvector(h, WordLanes);
+}
+TESSERA_ALWAYS Vec<float> load_bf16(const Half* from) {
+  return (Vec<float>)(load_words(from) << 16);
+}
+TESSERA_ALWAYS Vec<float> load_f16(const Half* from) {  // as rules::f16_to_float
+  const WordLanes bits = load_words(from), sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7FFFu) << 13;
+  const WordLanes finite = (WordLanes)((Vec<float>)magnitude * 0x1p112f);
+  return (Vec<float>)(sign | (magnitude >= 0x0F800000u ? magnitude + 0x70000000u : finite));
+}
+TESSERA_ALWAYS void store_bf16(Half* to, Vec<float> x) {  // as rules::float_to_bf16
+  const WordLanes bits = (WordLanes)x;
+  const WordLanes rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const HalfLanes h =
+      __builtin_convertvector((bits & 0x7FFFFFFFu) > 0x7F800000u ? (bits >> 16) | 0x40u : rounded, HalfLanes);
+  std::memcpy(to, &h, sizeof h);
+}
+
+// ---------------------------------------------------------------------------------------------------- functions
+
+// e^x within 1.2 ulp; -inf gives 0, results below 2^-126 give 0, NaN stays. Cody and Waite's reduction, and the
+// degree-6 polynomial of Cephes (S. Moshier), on |r| <= ln2 / 2.
+TESSERA_ALWAYS Vec<float> exp(Vec<float> x) {
+  const Vec<float> magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+  const Vec<float> t = x * 1.44269504088896341f + magic;
+  const Vec<float> n = t - magic;
+  const Vec<float> r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vec<float> p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Vec<float> power = (Vec<float>)(((WordLanes)t << 23) + 0x3F800000u);
+  const Vec<float> y = p * power;
+  return x < -87.3f ? Vec<float>{} : x > 88.3f ? splat(__builtin_huge_valf()) : y;
+}
+TESSERA_ALWAYS Vec<double> exp(Vec<double> x) {
+  for (int i = 0; i < lanes<double>; ++i) x[i] = std::exp(x[i]);
+  return x;
+}
+
+// Within 2 ulp: an odd polynomial (Cephes) near 0, else 1 - 2 / (e^2|x| + 1).
+TESSERA_ALWAYS Vec<float> tanh(Vec<float> x) {
+  const Vec<float> z = x * x;
+  Vec<float> p = splat(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Vec<float> near = p * z * x + x;
+  const Vec<float> size = x < 0.0f ? -x : x;
+  const Vec<float> far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  return size < 0.625f ? near : x < 0.0f ? -far : far;
+}
+TESSERA_ALWAYS Vec<double> tanh(Vec<double> x) {
+  for (int i = 0; i < lanes<double>; ++i) x[i] = std::tanh(x[i]);
+  return x;
+}
+
+}  // namespace tessera::cpu::TESSERA_ISA

@@ -1,0 +1,125 @@
+// A mask says, for each query row, which keys that row may see.
+//
+// Causal, window, chunk, prefix and the sequence's length make bands: row i sees the keys of one half-open range, and
+// both ends of the range never move left as i grows. `first` beside a window adds a second band. From that one promise
+// this file derives all that a kernel needs: the keys that some row of a tile sees (tiles to visit), the keys that
+// every row sees (tiles that need no test), and the rows that see a tile of keys (backward). No kernel repeats the
+// rule. Element parts (keep, exclude_keys, documents, bias = -inf) are operands; kernels test them inside these ranges.
+#pragma once
+#include "base.h"
+
+namespace tessera::rules {
+
+struct Range {  // half open; empty when end <= begin
+  Index begin, end;
+  TESSERA_RULE bool empty() const { return end <= begin; }
+  TESSERA_RULE bool has(Index x) const { return begin <= x && x < end; }
+  TESSERA_RULE bool covers(Range inner) const { return inner.empty() || (begin <= inner.begin && inner.end <= end); }
+  TESSERA_RULE Index size() const { return empty() ? 0 : end - begin; }
+};
+TESSERA_RULE Range overlap(Range a, Range b) {
+  return {max(a.begin, b.begin), min(a.end, b.end)};
+}
+TESSERA_RULE Range hull(Range a, Range b) {
+  if (a.empty()) return b;
+  if (b.empty()) return a;
+  return {min(a.begin, b.begin), max(a.end, b.end)};
+}
+
+// Farther than any position can be: lengths stay below 2^31, so sums of two positions and one bound cannot wrap.
+inline constexpr Index far_away = Index{1} << 40;
+TESSERA_RULE Index saturate(Index bound) {
+  return max(-far_away, min(bound, far_away));
+}
+
+struct BandMask {
+  Index keys = 0;         // the sequence's used keys: 0 <= j < keys, always
+  Index offset = 0;       // row i has position p = i + offset
+  Index left = far_away;  // window: p - left <= j <= p + right
+  Index right = far_away;
+  Index chunk = far_away;  // floor(j / chunk) == floor(p / chunk), if `chunked`
+  Index prefix = 0;        // causal: j < prefix or j <= p, if `causal`
+  Index first = 0;         // j < first is kept whatever the window says
+  bool causal = false;
+  bool chunked = false;
+
+  // What holds for both bands of a row: length, causal or prefix, chunk.
+  TESSERA_RULE Range frame(Index row) const {
+    const Index p = row + offset;
+    Range r = {0, keys};
+    if (causal) r.end = min(r.end, max(prefix, p + 1));
+    if (chunked) {
+      const Index begin = floor_div(p, chunk) * chunk;
+      r = overlap(r, {begin, begin + chunk});
+    }
+    return r;
+  }
+  // The row's keys are these two bands together; they may overlap.
+  TESSERA_RULE Range near(Index row) const {
+    const Index p = row + offset;
+    return overlap(frame(row), {p - left, p + right + 1});
+  }
+  TESSERA_RULE Range head(Index row) const { return overlap(frame(row), {0, first}); }
+
+  TESSERA_RULE bool keeps(Index row, Index key) const { return near(row).has(key) || head(row).has(key); }
+};
+
+// A band over several rows: the keys that some row of `rows` sees (a hull), and those that every row sees (exact).
+template <class Band>
+TESSERA_RULE Range seen_by_any(Band&& band, Range rows) {
+  return {band(rows.begin).begin, band(rows.end - 1).end};
+}
+template <class Band>
+TESSERA_RULE Range seen_by_all(Band&& band, Range rows) {
+  return {band(rows.end - 1).begin, band(rows.begin).end};
+}
+// The rows of `rows` that may see some key of `keys`.
+template <class Band>
+TESSERA_RULE Range rows_seeing(Band&& band, Range rows, Range keys) {
+  Index low = rows.begin, high = rows.end;
+  while (low < high) {  // the first row whose range ends past keys.begin
+    const Index middle = low + (high - low) / 2;
+    if (band(middle).end > keys.begin) high = middle;
+    else low = middle + 1;
+  }
+  const Index begin = low;
+  high = rows.end;
+  while (low < high) {  // the first row whose range begins at or past keys.end
+    const Index middle = low + (high - low) / 2;
+    if (band(middle).begin >= keys.end) high = middle;
+    else low = middle + 1;
+  }
+  return {begin, low};
+}
+
+// What a tile of rows has to do with the keys.
+struct Visit {
+  Range head, near;  // keys to visit: two ranges in order, which do not overlap
+  Range full;        // keys that every row keeps, as far as bands go
+};
+TESSERA_RULE Visit visit(const BandMask& mask, Range rows) {
+  const auto near = [&](Index row) { return mask.near(row); };
+  const auto head = [&](Index row) { return mask.head(row); };
+  Visit v = {{0, 0}, seen_by_any(near, rows), seen_by_all(near, rows)};
+  if (mask.first > 0) {
+    v.head = seen_by_any(head, rows);
+    const Range all = seen_by_all(head, rows);
+    // Every row's two bands together: one range where they touch, else the larger of the two.
+    const bool touch = !all.empty() && !v.full.empty() && all.begin <= v.full.end && v.full.begin <= all.end;
+    if (touch) v.full = hull(all, v.full);
+    else if (all.size() > v.full.size()) v.full = all;
+    if (v.near.empty() || v.head.end > v.near.begin) {
+      v.near = hull(v.head, v.near);
+      v.head = {0, 0};
+    }
+  }
+  return v;
+}
+TESSERA_RULE Range rows_visiting(const BandMask& mask, Range rows, Range keys) {
+  const auto near = [&](Index row) { return mask.near(row); };
+  const auto head = [&](Index row) { return mask.head(row); };
+  const Range a = rows_seeing(near, rows, keys);
+  return mask.first > 0 ? hull(a, rows_seeing(head, rows, keys)) : a;
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,310 @@
+#include "core/plan.h"
+
+#include <cstring>
+
+#include "core/line.h"
+#include "refusal.h"
+
+namespace tessera::core {
+namespace {
+
+// Kernels that exist for these tests alone.
+std::string accept(const Problem&, const Device&) {
+  return "";
+}
+std::string refuse_odd(const Problem& p, const Device&) {
+  return p.dim % 2 ? fmt::format("dim is {}; it must be even", p.dim) : "";
+}
+std::string refuse_all(const Problem&, const Device& d) {
+  return fmt::format("device is {}, the kernel needs another", d.name);
+}
+void small(Plan& plan, const Hints&) {
+  plan.steps.push_back({"attend", "by rows"});
+}
+void large(Plan& plan, const Hints&) {
+  plan.steps.push_back({"attend", "by tiles"});
+  plan.steps.push_back({"combine", "two halves"});
+  add_region(plan, "scores", 100);
+  add_region(plan, "sums", 1000 * plan.threads);
+}
+void run(const Plan&, const Bindings&, void*) {}
+
+const Kernel odd = {"fast.odd", "fast", true, refuse_odd, large, run};
+const Kernel never = {"fast.never", "fast", true, refuse_all, small, run};
+const Kernel plain = {"plain", "plain", true, accept, small, run};
+const Kernel judge = {"judge.exact", "judge", false, accept, small, run};
+const Kernel* const all[] = {&never, &odd, &plain, &judge};
+
+Plan make(const char* line, const Hints& hints = {}, std::span<const Kernel* const> kernels = all) {
+  return choose(kernels, parse(line).problem, find_device("avx2"), hints);
+}
+Hints allowing(const char* kernels) {
+  Hints h = {};
+  h.kernels = kernels;
+  return h;
+}
+std::string reason(const Plan& plan, const std::string& kernel) {
+  for (const Reason& r : plan.reasons)
+    if (r.kernel == kernel) return r.why;
+  return "";
+}
+
+// ------------------------------------------------------------------------------------------------------- choosing
+
+TEST(Choose, TheFirstThatAcceptsAndAReasonForEveryOther) {
+  const Plan even = make("forward q4 k4 d8");
+  EXPECT_EQ(even.kernel, &odd);
+  EXPECT_EQ(even.reasons.size(), 3u);
+  EXPECT_EQ(reason(even, "fast.never"), "device is avx2, the kernel needs another");
+  EXPECT_EQ(reason(even, "plain"), "would accept, stands later in the list");
+  EXPECT_EQ(reason(even, "judge.exact"), "never chosen unless named");
+  const Plan uneven = make("forward q4 k4 d7");
+  EXPECT_EQ(uneven.kernel, &plain);
+  EXPECT_EQ(reason(uneven, "fast.odd"), "dim is 7; it must be even");
+}
+
+TEST(Choose, HintsNameKernelsByPrefix) {
+  EXPECT_EQ(make("forward d8", allowing("plain")).kernel, &plain);
+  EXPECT_EQ(make("forward d8", allowing("fast")).kernel, &odd);
+  EXPECT_EQ(make("forward d8", allowing("nothing,judge.exact")).kernel, &judge);
+  EXPECT_EQ(make("forward d8", allowing("judge")).kernel, &judge);
+  EXPECT_EQ(reason(make("forward d8", allowing("plain")), "fast.odd"), "hints allow only plain");
+  for (const char* none : {"", ",", "fas", "fast.od", "plain.", "PLAIN"})
+    expect_says(refusal([&] { make("forward d8", allowing(none)); }), TESSERA_UNSUPPORTED, "plain: hints allow only");
+}
+
+TEST(Choose, UnsupportedListsEveryReason) {
+  const Kernel* const two[] = {&never, &odd};
+  const Refusal r = refusal([&] { make("forward q4 k4 d7", {}, two); });
+  expect_says(r, TESSERA_UNSUPPORTED, "no kernel answers \"forward f32 b1 h1 q4 k4 d7\" on device avx2:");
+  expect_says(r, TESSERA_UNSUPPORTED, "\n  fast.never: device is avx2, the kernel needs another");
+  expect_says(r, TESSERA_UNSUPPORTED, "\n  fast.odd: dim is 7; it must be even");
+}
+
+TEST(Choose, WorkspaceLimitPassesTheKernelBy) {
+  Hints h = {};
+  h.has_workspace_limit = 1;
+  h.workspace_limit = 500;
+  h.threads = 2;
+  const Plan plan = make("forward d8", h);
+  EXPECT_EQ(plan.kernel, &plain);
+  EXPECT_EQ(reason(plan, "fast.odd"), "needs 2176 bytes of workspace with 2 threads, the limit is 500");
+  h.workspace_limit = 2176;
+  EXPECT_EQ(make("forward d8", h).kernel, &odd);
+  const Kernel* const one[] = {&odd};
+  h.workspace_limit = 0;
+  expect_says(refusal([&] { make("forward d8", h, one); }), TESSERA_UNSUPPORTED, "the limit is 0");
+}
+
+TEST(Choose, SamplesAreForKernelsThatAreNamed) {
+  Hints h = allowing("plain,judge");
+  h.sample_pairs = 3;
+  const Plan plan = make("forward d8", h);
+  EXPECT_EQ(plan.kernel, &judge);
+  EXPECT_EQ(plan.sample_pairs, 3);
+  EXPECT_EQ(reason(plan, "plain"), "hints ask for a sample of pairs, which only reference kernels take");
+}
+
+TEST(Choose, RefusesWhatIsNoHint) {
+  for (int n = 0; n < 7; ++n) {
+    Hints h = {};
+    h.has_workspace_limit = 1;
+    if (n == 0) h.threads = -1;
+    if (n == 1) h.tile_rows = -1;
+    if (n == 2) h.tile_rows = 1025;
+    if (n == 3) h.tile_keys = -1;
+    if (n == 4) h.tile_keys = 1025;
+    if (n == 5) h.sample_pairs = -1;
+    if (n == 6) h.workspace_limit = -1;
+    expect_says(refusal([&] { make("forward d8", h); }), TESSERA_INVALID,
+                "none may be negative and tiles stay up to 1024");
+  }
+  expect_says(refusal([&] { choose(all, Problem{}, find_device("avx2"), {}); }), TESSERA_INVALID, "heads_q is 0");
+}
+
+TEST(Plan, RegionsAreAligned) {
+  Plan plan;
+  EXPECT_EQ(add_region(plan, "a", 1), 0);
+  EXPECT_EQ(add_region(plan, "b", 64), 64);
+  EXPECT_EQ(add_region(plan, "c", 65), 128);
+  EXPECT_EQ(plan.workspace_bytes, 256);
+  EXPECT_EQ(region_offset(plan, "b"), 64);
+  EXPECT_EQ(region_offset(plan, "c"), 128);
+}
+
+TEST(Plan, TextForAPerson) {
+  const std::string text = to_text(make("forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal"));
+  for (const char* part :
+       {"forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal@bottom_right\n", "device     avx2 (avx2, 1 threads)",
+        "1 attend   fast.odd  by tiles", "2 combine  fast.odd  two halves",
+        "workspace  1.15 KB (scores 100 B, sums 1 KB)", "reads 201 MB, writes 136 MB", "549.9 GFLOP",
+        "a score matrix would take 8.59 GB", "not chosen fast.never: device is avx2"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
+TEST(Plan, ForGpusThatAreNotHere) {
+  const Plan plan = choose(all, parse("forward d8").problem, find_device("h200"), {});
+  EXPECT_NE(to_text(plan).find("h200 (sm_90, 132 SMs)"), std::string::npos);
+}
+
+// ----------------------------------------------------------------------------------------------------------- cost
+
+Cost cost_of(const char* line, const char* device = "h200") {
+  return cost(parse(line).problem, find_device(device));
+}
+
+TEST(Cost, ClosedForms) {
+  // q and k: b h s d, out: b h s dv, lse: b h s float32.
+  const Cost dense = cost_of("forward f32 b2 h4 q6 k10 d8/16");
+  EXPECT_EQ(dense.bytes_read, 4 * (2 * 4 * 6 * 8 + 2 * 4 * 10 * (8 + 16)));
+  EXPECT_EQ(dense.bytes_written, 4 * (2 * 4 * 6 * (16 + 1)));
+  EXPECT_EQ(dense.score_bytes, 4 * 2 * 4 * 6 * 10);
+  EXPECT_DOUBLE_EQ(dense.flops, 2.0 * 2 * 4 * 6 * 10 * (8 + 16));
+  const Cost backward = cost_of("backward f64 b1 h2 q6 k10 d8/16");
+  EXPECT_DOUBLE_EQ(backward.flops, 2.0 * 2 * 6 * 10 * (3 * 8 + 2 * 16));
+  EXPECT_EQ(backward.bytes_written, 8 * 2 * (6 * 8 + 10 * 8 + 10 * 16));
+  EXPECT_EQ(backward.score_bytes, 8 * 2 * 6 * 10);
+}
+
+TEST(Cost, TakesTheBandOff) {
+  const auto pairs = [](const char* line) { return cost_of(line).flops / (2 * (1 + 1)); };  // of d1
+  EXPECT_DOUBLE_EQ(pairs("forward q64 k64 d1 mask=causal"), 64 * 65 / 2);
+  EXPECT_DOUBLE_EQ(pairs("forward q4096 k4096 d1 mask=causal"), 4096.0 * 4097 / 2);
+  EXPECT_DOUBLE_EQ(pairs("forward q2 k5 d1 mask=causal"), 9);
+  EXPECT_DOUBLE_EQ(pairs("forward q2 k5 d1 mask=causal@top_left"), 3);
+  EXPECT_DOUBLE_EQ(pairs("forward q5 k2 d1 mask=causal"), 3);
+  EXPECT_DOUBLE_EQ(pairs("forward q100 k100 d1 mask=window(4,0)"), 100 * 5 - 10);
+  EXPECT_DOUBLE_EQ(pairs("forward q100 k100 d1 mask=window(4,0)&first(1)"), 100 * 5 - 10 + 95);
+  EXPECT_DOUBLE_EQ(pairs("forward q100 k100 d1 mask=window(2,-5)"), 0);
+  EXPECT_DOUBLE_EQ(pairs("forward q64 k64 d1 mask=chunk(16)"), 64 * 16);
+  EXPECT_DOUBLE_EQ(pairs("forward q0 k64 d1"), 0);
+  EXPECT_DOUBLE_EQ(pairs("forward b0 q4 k64 d1"), 0);
+}
+
+TEST(Cost, SharedElementsCountOnce) {
+  EXPECT_EQ(cost_of("forward q1 k100 h4 d8 strides=k[3200,8,0,1]").bytes_read, 4 * (4 * 8 + 100 * 8 + 100 * 4 * 8));
+  EXPECT_EQ(cost_of("forward q1 k100 h4 d8 strides=k[0,0,0,0]").bytes_read, 4 * (4 * 8 + 1 + 100 * 4 * 8));
+  // Extents alone would not fit 64 bits.
+  EXPECT_EQ(cost_of("forward h64/64 b64 q1 k2147483647 d64 strides=k[0,0,0,0]v[0,0,0,0]").bytes_read,
+            4 * (64 * 64 * 64 + 2));
+}
+
+TEST(Cost, Roofline) {
+  const Cost compute = cost_of("forward bf16 b8 h32 q8192 k8192 d128");
+  EXPECT_DOUBLE_EQ(compute.seconds, compute.flops / 989e12);
+  const Cost memory = cost_of("forward bf16 b8 h32 q1 k8192 d128");
+  EXPECT_DOUBLE_EQ(memory.seconds, static_cast<double>(memory.bytes_read + memory.bytes_written) / 4.8e12);
+  EXPECT_EQ(cost_of("forward d8", "avx2").seconds, 0);
+}
+
+// --------------------------------------------------------------------------------------------------------- devices
+
+TEST(Device, KnownOnesAreFound) {
+  int n = 0;
+  for (; known_device(n); ++n) {
+    const Device d = find_device(known_device(n));
+    EXPECT_STREQ(d.name, known_device(n));
+    EXPECT_EQ(d.size, sizeof d);
+    if (d.kind == TESSERA_CPU) EXPECT_GE(d.threads, 1);
+    else
+      EXPECT_TRUE(d.sm_arch >= 75 && d.sms > 0 && d.shared_per_block > 0 && d.memory > 0 && d.bytes_per_second > 0)
+          << d.name;
+  }
+  EXPECT_GE(n, 16);
+  EXPECT_STREQ(known_device(0), "host");
+  EXPECT_EQ(known_device(n + 1), nullptr);
+  EXPECT_EQ(known_device(-1), nullptr);
+  EXPECT_GT(find_device("host").memory, 0);
+}
+
+TEST(Device, FactsOfTheOneWeMeasureOn) {
+  const Device d = find_device("h200");
+  EXPECT_EQ(d.sm_arch, 90);
+  EXPECT_EQ(d.sms, 132);
+  EXPECT_EQ(d.shared_per_block, 227 * 1024);
+}
+
+TEST(Device, UnknownNamesListTheKnown) {
+  expect_says(refusal([] { find_device("h2000"); }), TESSERA_INVALID,
+              "device is \"h2000\"; it must be one of host, baseline, avx2");
+  expect_says(refusal([] { find_device(""); }), TESSERA_INVALID, "rtx5090, gb10");
+}
+
+TEST(Device, InstructionSetsHaveNames) {
+  EXPECT_STREQ(isa_text(TESSERA_ISA_BASELINE), "baseline");
+  EXPECT_STREQ(isa_text(TESSERA_ISA_AVX512BF16), "avx512bf16");
+}
+
+// -------------------------------------------------------------------------------------------------------- bindings
+
+struct Memory {
+  alignas(64) char bytes[4096] = {};
+  Plan plan;
+  Bindings bound = {};
+
+  explicit Memory(const char* line) : plan(make(line)) {
+    for (int name = 0; name < TESSERA_NAMES; ++name)
+      if (has(plan.problem, name)) bound.data[name] = bytes;
+    bound.workspace = bytes;
+    bound.workspace_bytes = sizeof bytes;
+  }
+  Refusal check() const {
+    return refusal([&] { check_bindings(plan, bound); });
+  }
+};
+
+TEST(Bindings, WhatAPlanNeeds) {
+  EXPECT_EQ(Memory("forward q2 k3 d8").check().message, "");
+  for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT, TESSERA_LSE, TESSERA_SINKS}) {
+    Memory m("forward q2 k3 d8 sink");
+    m.bound.data[name] = nullptr;
+    expect_says(m.check(), TESSERA_INVALID,
+                fmt::format("{} is bound to NULL; the plan was made with it", operand_row(name).text));
+  }
+}
+
+TEST(Bindings, EmptyOperandsNeedNoMemory) {
+  Memory m("forward q2 k0 d8");
+  m.bound.data[TESSERA_K] = m.bound.data[TESSERA_V] = nullptr;
+  EXPECT_EQ(m.check().message, "");
+  Memory none("forward b0 q2 k3 d8");
+  std::memset(none.bound.data, 0, sizeof none.bound.data);
+  EXPECT_EQ(none.check().message, "");
+}
+
+TEST(Bindings, ElementsStandAtMultiplesOfTheirSize) {
+  Memory m("forward q2 k3 d8");
+  m.bound.data[TESSERA_V] = m.bytes + 2;
+  expect_says(m.check(), TESSERA_INVALID, "v is at address 0x");
+  expect_says(m.check(), TESSERA_INVALID, "a f32 must stand at a multiple of 4 bytes");
+  Memory half("forward bf16 q2 k3 d8");
+  half.bound.data[TESSERA_V] = half.bytes + 2;
+  EXPECT_EQ(half.check().message, "");
+  half.bound.data[TESSERA_V] = half.bytes + 1;
+  expect_says(half.check(), TESSERA_INVALID, "a bf16 must stand at a multiple of 2 bytes");
+}
+
+TEST(Bindings, Workspace) {
+  Memory m("forward q2 k3 d8");
+  m.bound.workspace_bytes = 100;
+  expect_says(m.check(), TESSERA_INVALID, "workspace_bytes is 100; the plan needs 1152");
+  m.bound.workspace_bytes = 4000;
+  m.bound.workspace = m.bytes + 16;
+  expect_says(m.check(), TESSERA_INVALID, "it must stand at a multiple of 64 bytes");
+  m.bound.workspace = nullptr;
+  expect_says(m.check(), TESSERA_INVALID, "workspace is at address 0x0");
+  Memory none("forward q2 k3 d7");  // a plan without one
+  none.bound.workspace = nullptr;
+  none.bound.workspace_bytes = 0;
+  EXPECT_EQ(none.check().message, "");
+}
+
+TEST(Bindings, LengthsAreChecked) {
+  Memory m("forward d8 varlen=q[2,1]");
+  int32_t cu[] = {0, 2, 1};
+  m.bound.data[TESSERA_CU_SEQLENS_Q] = cu;
+  expect_says(m.check(), TESSERA_INVALID, "cu_seqlens_q[2] is 1 after 2");
+}
+
+}  // namespace
+}  // namespace tessera::core

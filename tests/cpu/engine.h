@@ -1,0 +1,86 @@
+// A problem line, its memory, and runs of it on any kernel.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tools/tessera/case.h"
+#include "tools/tessera/runner.h"
+#include "tools/tessera/status.h"
+
+namespace tessera::test {
+
+inline tools::Case make_case(const std::string& text, uint64_t seed = 1, bool poisoned = true) {
+  tools::Case c{tools::Line(text)};
+  tools::fill_random(c, seed);
+  if (poisoned) tools::poison(c);
+  return c;
+}
+
+struct How {
+  std::string kernels = "cpu";
+  int threads = 0, tile_rows = 0, tile_keys = 0;
+};
+
+// Plans and runs `problem` on the case's memory, with a workspace full of 0xFF.
+inline void run(const tools::Case& c, const tessera_problem& problem, const How& how) {
+  tessera_error error = tools::fresh_error();
+  tessera_hints hints;
+  tessera_hints_init(&hints);
+  hints.kernels = how.kernels.c_str();
+  hints.threads = how.threads;
+  hints.tile_rows = how.tile_rows;
+  hints.tile_keys = how.tile_keys;
+  const tessera_device host = tools::find_device("host");
+  tessera_plan* plan = nullptr;
+  tools::call(tessera_plan_make(&problem, &host, &hints, &plan, &error), error);
+  tessera_plan_facts facts{};
+  facts.size = sizeof facts;
+  tools::call(tessera_plan_get(plan, &facts, &error), error);
+  const auto bytes = static_cast<size_t>(facts.workspace_bytes);
+  const tools::Buffer workspace = tools::allocate(bytes, 64);
+  std::fill_n(workspace.memory.get(), bytes, std::byte{0xFF});
+  tessera_bindings bound = c.bindings();
+  bound.workspace = workspace.memory.get();
+  bound.workspace_bytes = facts.workspace_bytes;
+  const int code = tessera_run(plan, &bound, nullptr, &error);
+  tessera_plan_free(plan);
+  tools::call(code, error);
+}
+
+// Forward first if the case is a backward one, since that reads out and lse.
+inline void run_all(tools::Case& c, const How& how) {
+  if (c.problem().pass == TESSERA_BACKWARD) run(c, tools::forward_of(c.problem()), how);
+  for (const int name : tools::outputs(c.problem())) c.wipe(name);
+  run(c, c.problem(), how);
+}
+
+inline void expect_right(const tools::Case& c, const std::string& what) {
+  const tools::Judgement judged = tools::judge(c, 0);
+  for (const tessera_verdict& v : judged.verdicts)
+    EXPECT_TRUE(v.ok) << what << "\n  " << tessera_name_text(v.name) << ": max " << v.max << " (bound " << v.bound
+                      << "), rms " << v.rms << " (bound " << v.bound_rms << "), non-finite equal " << v.nonfinite_equal;
+}
+
+// The bytes of all outputs, element by element (not what lies between strides).
+inline std::vector<std::byte> output_bits(const tools::Case& c) {
+  std::vector<std::byte> bits;
+  for (const int name : tools::outputs(c.problem())) {
+    if (!c.has(name)) continue;
+    const tessera_operand& o = c.operand(name);
+    const size_t size = tessera_dtype_bytes(o.dtype);
+    tools::for_each_index(tools::extents(o),
+                          [&](const tools::Index& i) { bits.insert(bits.end(), c.at(name, i), c.at(name, i) + size); });
+  }
+  return bits;
+}
+
+// Every instruction set that this machine has.
+inline std::vector<std::string> kernels() {
+  static const std::vector<std::string> all = {"cpu.baseline", "cpu.avx2", "cpu.avx512", "cpu.avx512bf16"};
+  const tessera_device host = tools::find_device("host");
+  return {all.begin(), all.begin() + host.isa + 1};
+}
+
+}  // namespace tessera::test

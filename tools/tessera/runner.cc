@@ -1,0 +1,107 @@
+#include "runner.h"
+
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "files.h"
+#include "status.h"
+
+namespace tessera::tools {
+
+tessera_device find_device(const std::string& name) {
+  tessera_device device{};
+  device.size = sizeof device;
+  tessera_error error = fresh_error();
+  call(tessera_device_find(name.c_str(), &device, &error), error);
+  return device;
+}
+
+Plan::Plan(const tessera_problem& problem, const Choice& choice) {
+  const tessera_device device = find_device(choice.device);
+  tessera_hints hints;
+  tessera_hints_init(&hints);
+  hints.kernels = choice.kernels.empty() ? nullptr : choice.kernels.c_str();
+  hints.threads = choice.threads;
+  hints.has_workspace_limit = choice.workspace_limit.has_value();
+  hints.workspace_limit = choice.workspace_limit.value_or(0);
+  hints.sample_pairs = choice.sample_pairs;
+  tessera_plan* plan = nullptr;
+  tessera_error error = fresh_error();
+  call(tessera_plan_make(&problem, &device, &hints, &plan, &error), error);
+  plan_.reset(plan);
+  facts_.size = sizeof facts_;
+  call(tessera_plan_get(plan, &facts_, &error), error);
+}
+
+std::string Plan::text() const {
+  std::string text(tessera_plan_print(get(), nullptr, 0), '\0');
+  tessera_plan_print(get(), text.data(), text.size());
+  text.resize(std::strlen(text.c_str()));
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> Plan::refused() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  const char* reason = nullptr;
+  for (int32_t n = 0; const char* kernel = tessera_plan_reason(get(), n, &reason); ++n) all.emplace_back(kernel, reason);
+  return all;
+}
+
+Runner::Runner(const Case& c, const tessera_problem& problem, const Choice& choice)
+    : plan_(problem, choice), bindings_(c.bindings()) {
+  const int64_t bytes = plan_.facts().workspace_bytes;
+  try {
+    workspace_ = allocate(static_cast<size_t>(bytes), 64);
+  } catch (const std::bad_alloc&) {
+    throw failed("workspace of {} bytes: the machine does not give it; use fewer threads or --workspace", bytes);
+  }
+  bindings_.workspace = workspace_.memory.get();
+  bindings_.workspace_bytes = bytes;
+}
+
+double Runner::run() {
+  tessera_error error = fresh_error();
+  const auto begin = std::chrono::steady_clock::now();
+  const int32_t code = tessera_run(plan_.get(), &bindings_, nullptr, &error);
+  const auto end = std::chrono::steady_clock::now();
+  call(code, error);
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+void run_forward_of(const Case& c, const Choice& choice) { Runner(c, forward_of(c.problem()), choice).run(); }
+
+Judgement judge(const Case& c, int64_t sample_pairs) {
+  std::vector<tessera_verdict> verdicts(TESSERA_NAMES);
+  for (tessera_verdict& verdict : verdicts) verdict.size = sizeof verdict;
+  int32_t count = 0;
+  tessera_error error = fresh_error();
+  const int32_t code = tessera_verify(&c.problem(), &c.bindings(), sample_pairs, verdicts.data(),
+                                      static_cast<int32_t>(verdicts.size()), &count, &error);
+  if (code != TESSERA_WRONG) call(code, error);
+  verdicts.resize(static_cast<size_t>(count));
+  return {code == TESSERA_OK, std::move(verdicts)};
+}
+
+int64_t sample_for(const tessera_problem& p) {
+  const double work = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) *
+                      static_cast<double>(p.len_k) * static_cast<double>(p.dim + p.dim_v);
+  return work > 2e9 ? 1 : 0;  // the oracle takes about a second for 10^9
+}
+
+int64_t peak_memory() {
+  struct rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+void forget_peak() {
+  ::malloc_trim(0);
+  // proc(5): 5 resets the peak resident set size. Where it may not be written the peak stays that of the whole process.
+  if (const File file{std::fopen("/proc/self/clear_refs", "w")}) std::fputs("5", file.get());
+}
+
+}  // namespace tessera::tools

@@ -1,0 +1,72 @@
+// Plans and runs of a case, their time and their memory.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "case.h"
+
+namespace tessera::tools {
+
+// What a caller may choose; speed only.
+struct Choice {
+  std::string kernels = {};  // empty: the planner's
+  std::string device = "host";
+  int threads = 0;  // 0: all
+  std::optional<int64_t> workspace_limit = {};
+  int64_t sample_pairs = 0;  // reference kernels only
+};
+
+tessera_device find_device(const std::string& name);
+
+// Owns a tessera_plan.
+class Plan {
+ public:
+  Plan(const tessera_problem& problem, const Choice& choice);
+  const tessera_plan* get() const { return plan_.get(); }
+  const tessera_plan_facts& facts() const { return facts_; }
+  std::string text() const;
+  std::vector<std::pair<std::string, std::string>> refused() const;  // kernel, reason
+
+ private:
+  struct Free {
+    void operator()(tessera_plan* plan) const { tessera_plan_free(plan); }
+  };
+  std::unique_ptr<tessera_plan, Free> plan_;
+  tessera_plan_facts facts_{};
+};
+
+// A plan with its workspace, bound to a case.
+class Runner {
+ public:
+  Runner(const Case& c, const Choice& choice) : Runner(c, c.problem(), choice) {}
+  Runner(const Case& c, const tessera_problem& problem, const Choice& choice);
+  const Plan& plan() const { return plan_; }
+  double run();  // seconds
+
+ private:
+  Plan plan_;
+  Buffer workspace_;
+  tessera_bindings bindings_;
+};
+
+// The out and lse that a backward case reads, from a forward run on its inputs.
+void run_forward_of(const Case& c, const Choice& choice);
+
+struct Judgement {
+  bool ok = false;
+  std::vector<tessera_verdict> verdicts;
+};
+Judgement judge(const Case& c, int64_t sample_pairs);
+
+// Which share of a large case is judged: one (batch, KV head) pair instead of all.
+int64_t sample_for(const tessera_problem& problem);
+
+// The most memory that this process held since the last `forget_peak`, bytes.
+int64_t peak_memory();
+void forget_peak();
+
+}  // namespace tessera::tools

@@ -1,0 +1,64 @@
+// tessera verify: judge outputs that somebody else computed.
+#include <algorithm>
+
+#include "bind.h"
+#include "progress.h"
+#include "verb.h"
+
+namespace tessera::tools {
+namespace {
+
+struct Options {
+  bool json = false;
+  std::string line, in, got;
+  int64_t sample = 0;
+};
+
+int perform(const Options& o) {
+  const Line line(o.line);
+  Case c(line);
+  bind_files(c, TensorFile(o.in));
+  const TensorFile got(o.got);
+  std::vector<int> judged;
+  std::string names;
+  for (const int name : outputs(c.problem())) {
+    const std::string text = tessera_name_text(name);
+    names += (names.empty() ? "" : ", ") + text;
+    if (!got.has(text)) continue;
+    bind_tensor(c, name, got);
+    judged.push_back(name);
+  }
+  if (judged.empty()) throw invalid("{}: has no output of the line; it needs at least one of: {}", o.got, names);
+
+  std::vector<tessera_verdict> verdicts;
+  {
+    const Progress progress("verifying", 0, !o.json);
+    verdicts = judge(c, o.sample).verdicts;
+  }
+  // Outputs that the file does not have were judged as NaN: their verdicts say nothing.
+  std::erase_if(verdicts, [&](const tessera_verdict& v) {
+    return std::find(judged.begin(), judged.end(), v.name) == judged.end();
+  });
+  const bool ok = std::all_of(verdicts.begin(), verdicts.end(), [](const tessera_verdict& v) { return v.ok != 0; });
+  if (o.json)
+    print_json({{"line", line.text()}, {"ok", ok}, {"tensors", verdicts_json(verdicts)}});
+  else
+    fmt::print("{}", verdicts_table(verdicts));
+  return ok ? TESSERA_OK : TESSERA_WRONG;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Action& action) {
+  std::shared_ptr<Options> o;
+  CLI::App* verb = add_verb(app, action, "verify", "Judge outputs that somebody else computed (docs/contract.md, 9)",
+                            "tessera verify \"forward bf16 h8 q128 k128 d64\" --in in.safetensors --got theirs.safetensors",
+                            perform, o);
+  verb->add_option("LINE", o->line, "a problem as one line (ADDING.md)")->required();
+  verb->add_option("--in", o->in, "safetensors file of the inputs")->required();
+  verb->add_option("--got", o->got, "safetensors file of the outputs; those it has are judged")->required();
+  verb->add_option("--sample", o->sample, "judge only so many (batch, KV head) pairs; 0: all")
+      ->check(CLI::NonNegativeNumber);
+}
+
+}  // namespace tessera::tools
