@@ -10,8 +10,11 @@
 
 namespace tessera::core {
 
+// Valid UTF-8 without control characters but the line feed; other bytes as \xNN. Messages quote what the caller wrote.
+std::string printable(const std::string& text);
+
 struct Error : std::runtime_error {
-  Error(tessera_code c, const std::string& message) : std::runtime_error(message), code(c) {}
+  Error(tessera_code c, const std::string& message) : std::runtime_error(printable(message)), code(c) {}
   tessera_code code;
 };
 

@@ -79,9 +79,7 @@ Contestant enter(const Case& c, const std::string& engine, int threads, int64_t 
 // Rounds go over all contestants, so that a machine that slows down slows all.
 void race(std::vector<Contestant>& all, double seconds) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto elapsed = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  };
+  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   for (int round = 0; round < 3 || elapsed() < seconds * static_cast<double>(all.size()); ++round)
     for (Contestant& one : all)
       if (one.code == TESSERA_OK) one.times.push_back(one.run());
@@ -183,12 +181,9 @@ int perform(const Options& o) {
       progress.print(table + "\n");
     }
   }
-  if (!o.json)
-    fmt::print("{}", text_of(facts));
-  else if (results.empty())
-    print_json(facts);
-  else
-    print_results(results);
+  if (!o.json) fmt::print("{}", text_of(facts));
+  else if (results.empty()) print_json(facts);
+  else print_results(results);
   return exit_code(worst);
 }
 
@@ -196,9 +191,9 @@ int perform(const Options& o) {
 
 void add_bench(CLI::App& app, Action& action) {
   std::shared_ptr<Options> o;
-  CLI::App* verb = add_verb(app, action, "bench", "Measure problems; a wrong result has no speed",
-                            "tessera bench \"forward f32 h8 q2048 k2048 d64 mask=causal\" --engine cpu,materialised --peak",
-                            perform, o);
+  CLI::App* verb = add_verb(
+      app, action, "bench", "Measure problems; a wrong result has no speed",
+      "tessera bench \"forward f32 h8 q2048 k2048 d64 mask=causal\" --engine cpu,materialised --peak", perform, o);
   verb->add_option("LINE", o->lines, "problem lines, files of them, or - for stdin");
   verb->add_option("--engine", o->engines,
                    "engines or kernels, comma between; \"materialised\" is the textbook's way, as a yardstick");

@@ -18,21 +18,39 @@ const char* file_dtype(int32_t dtype) {
 std::vector<size_t> file_dims(const tessera_problem& problem, int name, size_t rank) {
   const bool packed_q = packed(problem, Side::query), packed_k = packed(problem, Side::key);
   switch (name) {
-    case TESSERA_K: case TESSERA_V: case TESSERA_DK: case TESSERA_DV:
+    case TESSERA_K:
+    case TESSERA_V:
+    case TESSERA_DK:
+    case TESSERA_DV:
       return packed_k ? std::vector<size_t>{1, 2, 3} : std::vector<size_t>{0, 1, 2, 3};
-    case TESSERA_Q: case TESSERA_OUT: case TESSERA_DOUT: case TESSERA_DQ:
+    case TESSERA_Q:
+    case TESSERA_OUT:
+    case TESSERA_DOUT:
+    case TESSERA_DQ:
       return packed_q ? std::vector<size_t>{1, 2, 3} : std::vector<size_t>{0, 1, 2, 3};
-    case TESSERA_LSE: case TESSERA_MAX_SCORE: case TESSERA_DLSE:
+    case TESSERA_LSE:
+    case TESSERA_MAX_SCORE:
+    case TESSERA_DLSE:
       return packed_q ? std::vector<size_t>{2, 1} : std::vector<size_t>{0, 2, 1};
-    case TESSERA_DOCUMENTS_Q: return packed_q ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
-    case TESSERA_DOCUMENTS_K: return packed_k ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
-    case TESSERA_EXCLUDE_KEYS: return {0, 1};  // counts inside a sequence, packed or not
-    case TESSERA_SLOPES: case TESSERA_DSLOPES:
+    case TESSERA_DOCUMENTS_Q:
+      return packed_q ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
+    case TESSERA_DOCUMENTS_K:
+      return packed_k ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
+    case TESSERA_EXCLUDE_KEYS:
+      return {0, 1};  // counts inside a sequence, packed or not
+    case TESSERA_SLOPES:
+    case TESSERA_DSLOPES:
       // One set of slopes for all batches has one dimension, or two with the first 1.
       return rank == 2 || problem.operand[name].extent[0] != 1 ? std::vector<size_t>{0, 2} : std::vector<size_t>{2};
-    case TESSERA_SINKS: case TESSERA_DSINKS: return {2};
-    case TESSERA_BIAS: case TESSERA_DBIAS: case TESSERA_KEEP: return {0, 1, 2, 3};
-    default: return {0};  // lengths and offsets of sequences
+    case TESSERA_SINKS:
+    case TESSERA_DSINKS:
+      return {2};
+    case TESSERA_BIAS:
+    case TESSERA_DBIAS:
+    case TESSERA_KEEP:
+      return {0, 1, 2, 3};
+    default:
+      return {0};  // lengths and offsets of sequences
   }
 }
 
@@ -55,14 +73,15 @@ void in_file_order(const Case& c, int name, const std::vector<size_t>& dims, Cop
   });
 }
 
-bool is_lengths(int name) { return name >= TESSERA_CU_SEQLENS_Q && name <= TESSERA_CORNER_OFFSETS; }
+bool is_lengths(int name) {
+  return name >= TESSERA_CU_SEQLENS_Q && name <= TESSERA_CORNER_OFFSETS;
+}
 
 void bind_lengths(Case& c, const TensorFile& file) {
   for (int name = TESSERA_CU_SEQLENS_Q; name <= TESSERA_CORNER_OFFSETS; ++name) {
     const std::vector<int32_t>& given = c.given(name);
     if (!c.has(name)) continue;
-    if (given.empty() || file.has(tessera_name_text(name)))
-      bind_tensor(c, name, file);
+    if (given.empty() || file.has(tessera_name_text(name))) bind_tensor(c, name, file);
     else
       for (size_t n = 0; n < given.size(); ++n) c.value(name, static_cast<int64_t>(n)) = given[n];
   }
@@ -98,9 +117,10 @@ void bind_files(Case& c, const TensorFile& file) {
   const bool backward = c.problem().pass == TESSERA_BACKWARD;
   for (const int name : {TESSERA_OUT, TESSERA_LSE})
     if (backward && !file.has(tessera_name_text(name)))
-      throw invalid("{}: tensor {} is missing; backward reads the out and lse of forward: run the forward line with "
-                    "--out first and add its tensors to this file",
-                    file.path(), tessera_name_text(name));
+      throw invalid(
+          "{}: tensor {} is missing; backward reads the out and lse of forward: run the forward line with "
+          "--out first and add its tensors to this file",
+          file.path(), tessera_name_text(name));
   bind_lengths(c, file);
   const std::vector<int> results = outputs(c.problem());
   for (int name = 0; name < TESSERA_NAMES; ++name)

@@ -12,9 +12,9 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::array mask_operands{TESSERA_KEEP,         TESSERA_EXCLUDE_KEYS, TESSERA_DOCUMENTS_Q,
-                                   TESSERA_DOCUMENTS_K,  TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K,
-                                   TESSERA_SEQUSED_Q,    TESSERA_SEQUSED_K,    TESSERA_CORNER_OFFSETS};
+constexpr std::array mask_operands{TESSERA_KEEP,        TESSERA_EXCLUDE_KEYS, TESSERA_DOCUMENTS_Q,
+                                   TESSERA_DOCUMENTS_K, TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K,
+                                   TESSERA_SEQUSED_Q,   TESSERA_SEQUSED_K,    TESSERA_CORNER_OFFSETS};
 
 // Bytes from the operand's first element to its last; tessera_check has bounded strides and spans far below 2^63.
 int64_t span_bytes(const tessera_operand& operand) {
@@ -33,7 +33,9 @@ Buffer poisoned(size_t bytes, const tessera_problem& problem) {
   return buffer;
 }
 
-int64_t machine_bytes() { return ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE); }
+int64_t machine_bytes() {
+  return ::sysconf(_SC_PHYS_PAGES) * ::sysconf(_SC_PAGESIZE);
+}
 
 }  // namespace
 
@@ -93,7 +95,9 @@ std::byte* Case::at(int name, const Index& index) const {
   return static_cast<std::byte*>(bindings_.data[name]) + offset_of(o, index) * size;
 }
 
-int32_t& Case::value(int name, int64_t index) const { return *reinterpret_cast<int32_t*>(at(name, {index, 0, 0, 0})); }
+int32_t& Case::value(int name, int64_t index) const {
+  return *reinterpret_cast<int32_t*>(at(name, {index, 0, 0, 0}));
+}
 
 int64_t Case::bytes() const {
   size_t bytes = 0;

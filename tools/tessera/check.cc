@@ -50,7 +50,10 @@ Row check(const Source& source, const Options& o) {
 }
 
 Json json(const Row& row) {
-  Json object{{"line", row.line}, {"engine", row.engine}, {"kernel", row.kernel}, {"ok", row.code == TESSERA_OK},
+  Json object{{"line", row.line},
+              {"engine", row.engine},
+              {"kernel", row.kernel},
+              {"ok", row.code == TESSERA_OK},
               {"tensors", verdicts_json(row.verdicts)}};
   if (!row.message.empty()) object["error"] = error_json(row.code, row.message);
   return object;
@@ -76,15 +79,11 @@ int perform(const Options& o) {
     worst = worse(row.code, worst);
     ++(row.code == TESSERA_OK ? passed : wrong);
     progress.step();
-    if (o.json)
-      results.push_back(json(row));
-    else
-      progress.print(text(row, source));
+    if (o.json) results.push_back(json(row));
+    else progress.print(text(row, source));
   }
-  if (o.json)
-    print_results(results);
-  else
-    progress.print(fmt::format("{} passed, {} failed\n", passed, wrong));
+  if (o.json) print_results(results);
+  else progress.print(fmt::format("{} passed, {} failed\n", passed, wrong));
   return exit_code(worst);
 }
 
@@ -92,9 +91,9 @@ int perform(const Options& o) {
 
 void add_check(CLI::App& app, Action& action) {
   std::shared_ptr<Options> o;
-  CLI::App* verb = add_verb(app, action, "check", "Check problems on random inputs against the oracle",
-                            "tessera check \"backward f32 b2 h6/2 q127 k300 d80/48 mask=window(64,0)\" cases/smoke.txt",
-                            perform, o);
+  CLI::App* verb =
+      add_verb(app, action, "check", "Check problems on random inputs against the oracle",
+               "tessera check \"backward f32 b2 h6/2 q127 k300 d80/48 mask=window(64,0)\" cases/smoke.txt", perform, o);
   verb->add_option("LINE", o->lines, "problem lines, files of them, or - for stdin")->required();
   verb->add_option("--engine", o->choice.kernels, "engine or kernel: cpu, cpu.avx2, reference.oracle, ...");
   verb->add_option("--seed", o->seed, "of the random inputs");

@@ -16,7 +16,9 @@
 namespace tessera::tools {
 namespace {
 
-std::string why() { return std::strerror(errno); }
+std::string why() {
+  return std::strerror(errno);
+}
 
 // A signal handler may read nothing else. The tool writes one file at a time.
 std::array<char, 4096> unfinished{};
@@ -37,7 +39,7 @@ class Temporary {
     if (handle < 0) throw invalid("{}: cannot write: {}; choose a folder that exists and is writable", target, why());
     std::memcpy(unfinished.data(), name_.c_str(), name_.size() + 1);
     for (size_t n = 0; n < deadly.size(); ++n) {
-      struct sigaction action{};
+      struct sigaction action {};
       action.sa_handler = remove_unfinished;
       action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
       ::sigaction(deadly[n], &action, &former_[n]);
@@ -87,14 +89,16 @@ std::string target_of(const std::string& path) {
 File open_file(const std::string& path, int64_t& bytes) {
   File file(std::fopen(path.c_str(), "rb"));
   if (!file) throw invalid("{}: cannot read: {}; check the name", path, why());
-  struct stat facts{};
+  struct stat facts {};
   if (::fstat(::fileno(file.get()), &facts) != 0) throw invalid("{}: cannot read: {}", path, why());
   if (!S_ISREG(facts.st_mode)) throw invalid("{}: is not a regular file; give the name of one", path);
   bytes = facts.st_size;
   return file;
 }
 
-void check_writable(const std::string& path) { const Temporary temporary(target_of(path)); }
+void check_writable(const std::string& path) {
+  const Temporary temporary(target_of(path));
+}
 
 void write_file(const std::string& path, const std::function<void(std::FILE*)>& fill) {
   Temporary temporary(target_of(path));

@@ -64,7 +64,8 @@ void fill_documents(Case& c, int name, const Stream& stream) {
     const double place = 4.0 * static_cast<double>(i[1]) / static_cast<double>(c.operand(name).extent[1]);
     double id = 0;
     for (uint64_t cut = 1; cut < 4; ++cut)
-      id += place >= static_cast<double>(cut) + stream.uniform(cut + 1'000'000'007 * static_cast<uint64_t>(i[0] + 1)) - 0.5;
+      id += place >=
+            static_cast<double>(cut) + stream.uniform(cut + 1'000'000'007 * static_cast<uint64_t>(i[0] + 1)) - 0.5;
     return id;
   });
 }

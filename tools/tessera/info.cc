@@ -18,10 +18,8 @@ int perform(const Options& o) {
   info["gpus"] = gpus();
   info["gpu_engine"] = "none: this build has no GPU engine yet; every problem runs on the CPU";
   info["known_devices"] = known;
-  if (o.json)
-    print_json(info);
-  else
-    fmt::print("{}", text_of(info));
+  if (o.json) print_json(info);
+  else fmt::print("{}", text_of(info));
   return 0;
 }
 

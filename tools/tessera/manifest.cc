@@ -24,7 +24,7 @@ Json build_info() {
 }
 
 std::string os() {
-  struct utsname name{};
+  struct utsname name {};
   ::uname(&name);
   return fmt::format("{} {} {}", name.sysname, name.release, name.machine);
 }
@@ -70,7 +70,9 @@ std::string commit() {
 #endif
 }
 
-Json versions() { return {{"tessera", tessera_version()}, {"tools_compiler", __VERSION__}, {"build", build_info()}}; }
+Json versions() {
+  return {{"tessera", tessera_version()}, {"tools_compiler", __VERSION__}, {"build", build_info()}};
+}
 
 Json manifest(int threads) {
   const tessera_device host = find_device("host");
@@ -86,10 +88,8 @@ Json manifest(int threads) {
 std::string text_of(const Json& facts, const std::string& indent) {
   std::string text;
   for (const auto& [key, value] : facts.items()) {
-    if (value.is_object())
-      text += indent + key + "\n" + text_of(value, indent + "  ");
-    else
-      text += fmt::format("{}{:<18} {}\n", indent, key, value.is_string() ? value.get<std::string>() : value.dump());
+    if (value.is_object()) text += indent + key + "\n" + text_of(value, indent + "  ");
+    else text += fmt::format("{}{:<18} {}\n", indent, key, value.is_string() ? value.get<std::string>() : value.dump());
   }
   return text;
 }

@@ -33,7 +33,8 @@ void bind(Case& c, const Options& o) {
   fill_random(c, 0);
   std::string made_up;
   for (int name = TESSERA_KEEP; name <= TESSERA_CORNER_OFFSETS; ++name)
-    if (c.has(name) && c.given(name).empty()) made_up += (made_up.empty() ? "" : ", ") + std::string(tessera_name_text(name));
+    if (c.has(name) && c.given(name).empty())
+      made_up += (made_up.empty() ? "" : ", ") + std::string(tessera_name_text(name));
   if (!made_up.empty()) fmt::print(stderr, "tessera: note: {}: random, seed 0; give --in FILE for your own\n", made_up);
 }
 
@@ -43,7 +44,8 @@ int perform(const Options& o) {
   const double cells = static_cast<double>(rows) * static_cast<double>(keys);
   const bool print_grid = !o.counts && o.png.empty();
   if (print_grid && cells > static_cast<double>(most_cells))
-    throw invalid("the grid has {} x {} cells; at most {} are printed; use --counts or --png FILE", rows, keys, most_cells);
+    throw invalid("the grid has {} x {} cells; at most {} are printed; use --counts or --png FILE", rows, keys,
+                  most_cells);
   Case c(line, Only::mask);
   bind(c, o);
 
@@ -61,15 +63,14 @@ int perform(const Options& o) {
   const auto count = [&](int64_t row) { return std::accumulate(row_begin(row), row_begin(row + 1), int64_t{0}); };
   const auto text = [&](int64_t row) {
     std::string cells_text(static_cast<size_t>(keys), '0');
-    std::transform(row_begin(row), row_begin(row + 1), cells_text.begin(), [](uint8_t kept) { return kept ? '1' : '0'; });
+    std::transform(row_begin(row), row_begin(row + 1), cells_text.begin(),
+                   [](uint8_t kept) { return kept ? '1' : '0'; });
     return cells_text;
   };
   if (!o.json) {
     for (int64_t row = 0; row < rows; ++row)
-      if (o.counts)
-        fmt::print("{}\n", count(row));
-      else if (print_grid)
-        fmt::print("{}\n", text(row));
+      if (o.counts) fmt::print("{}\n", count(row));
+      else if (print_grid) fmt::print("{}\n", text(row));
     return 0;
   }
   Json result{{"line", line.text()}, {"batch", o.batch}, {"head", o.head}, {"rows", rows}, {"keys", keys}};
@@ -89,7 +90,8 @@ void add_mask(CLI::App& app, Action& action) {
   CLI::App* verb = add_verb(app, action, "mask", "Show which keys each query keeps: a row of 0 and 1 for each query",
                             "tessera mask \"forward f32 q2 k5 mask=causal\"", perform, o);
   verb->add_option("LINE", o->line, "a problem as one line (ADDING.md); the head dim may be left out")->required();
-  verb->add_option("--in", o->in, "safetensors file of keep, exclude_keys, documents and lengths; else they are random");
+  verb->add_option("--in", o->in,
+                   "safetensors file of keep, exclude_keys, documents and lengths; else they are random");
   verb->add_option("--batch", o->batch, "counted from 0");
   verb->add_option("--head", o->head, "query head, counted from 0");
   verb->add_flag("--counts", o->counts, "print the kept keys of each row, a number a line, instead of the grid");

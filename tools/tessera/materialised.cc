@@ -15,7 +15,9 @@ namespace {
 
 constexpr int64_t block_rows = 8 * tile_rows;  // rows that one thread takes at a time
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 template <class Convert>
 void convert_row(const std::byte* from, int64_t stride_bytes, int64_t count, float* to, Convert convert) {
@@ -28,18 +30,22 @@ void read_row(const Case& c, int name, int64_t batch, int64_t token, int64_t hea
   const std::byte* from = c.at(name, {batch, token, head, 0});
   const int64_t stride = o.stride[3] * static_cast<int64_t>(tessera_dtype_bytes(o.dtype)), count = o.extent[3];
   switch (o.dtype) {
-    case TESSERA_F32: return convert_row(from, stride, count, to, read_as<float>);
+    case TESSERA_F32:
+      return convert_row(from, stride, count, to, read_as<float>);
     case TESSERA_BF16:
-      return convert_row(from, stride, count, to, [](const std::byte* x) { return bf16_to_float(read_as<uint16_t>(x)); });
+      return convert_row(from, stride, count, to,
+                         [](const std::byte* x) { return bf16_to_float(read_as<uint16_t>(x)); });
     default:
-      return convert_row(from, stride, count, to, [](const std::byte* x) { return f16_to_float(read_as<uint16_t>(x)); });
+      return convert_row(from, stride, count, to,
+                         [](const std::byte* x) { return f16_to_float(read_as<uint16_t>(x)); });
   }
 }
 
 void refuse(const tessera_problem& p) {
   const auto given = [&](int name) { return p.operand[name].dtype != TESSERA_ABSENT; };
   const auto no = [](bool is, const char* what) {
-    if (is) throw Error(TESSERA_UNSUPPORTED, fmt::format("materialised: does not do {}; leave it out of the line", what));
+    if (is)
+      throw Error(TESSERA_UNSUPPORTED, fmt::format("materialised: does not do {}; leave it out of the line", what));
   };
   no(p.pass == TESSERA_BACKWARD, "backward");
   no(p.operand[TESSERA_Q].dtype == TESSERA_F64, "f64");
@@ -140,8 +146,8 @@ void Materialised::attend(int64_t batch, int64_t head_kv, Scratch& scratch) cons
       if (j >= len_k) continue;
       // A key that is excluded for all rows may hold NaN, and 0 * NaN is NaN.
       std::fill(row.begin(), row.end(), 0.0f);
-      const bool excluded = case_.has(TESSERA_EXCLUDE_KEYS) &&
-                            *case_.at(TESSERA_EXCLUDE_KEYS, {batch, j, 0, 0}) != std::byte{0};
+      const bool excluded =
+          case_.has(TESSERA_EXCLUDE_KEYS) && *case_.at(TESSERA_EXCLUDE_KEYS, {batch, j, 0, 0}) != std::byte{0};
       if (!excluded) read_row(case_, TESSERA_V, batch, j, head_kv, row.data());
       for (int64_t d = 0; d < columns_v_; ++d)
         values[(d / panel * len_k + j) * panel + d % panel] = row[static_cast<size_t>(d)];
@@ -154,7 +160,8 @@ void Materialised::attend(int64_t batch, int64_t head_kv, Scratch& scratch) cons
         std::fill_n(queries + first * dim, rows * dim, 0.0f);
         for (int64_t i = 0; i < used; ++i)
           read_row(case_, TESSERA_Q, batch, first + i, head, queries + (first + i) * dim);
-        matrix_target().multiply({queries + first * dim, dim, keys, scores + first * columns_, columns_, rows, columns_, dim});
+        matrix_target().multiply(
+            {queries + first * dim, dim, keys, scores + first * columns_, columns_, rows, columns_, dim});
         std::array<RowSum, block_rows> sums{};
         for (int64_t i = 0; i < used; ++i) {
           float* const score = scores + (first + i) * columns_;
@@ -162,8 +169,8 @@ void Materialised::attend(int64_t batch, int64_t head_kv, Scratch& scratch) cons
           sums[static_cast<size_t>(i)] =
               matrix_target().softmax(score, keep ? keep + (first + i) * columns_ : nullptr, columns_, scale);
         }
-        matrix_target().multiply({scores + first * columns_, columns_, values, out + first * columns_v_, columns_v_, rows,
-                           columns_v_, len_k});
+        matrix_target().multiply({scores + first * columns_, columns_, values, out + first * columns_v_, columns_v_,
+                                  rows, columns_v_, len_k});
         for (int64_t i = 0; i < used; ++i) {
           const auto [max, sum] = sums[static_cast<size_t>(i)];
           for (int64_t d = 0; d < p.dim_v; ++d)

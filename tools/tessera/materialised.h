@@ -13,7 +13,7 @@ namespace tessera::tools {
 class Materialised {
  public:
   Materialised(const Case& c, int threads);
-  double run();  // seconds
+  double run();           // seconds
   int64_t bytes() const;  // what it allocates besides the operands
 
  private:
@@ -26,9 +26,9 @@ class Materialised {
   const uint8_t* grid(int64_t batch, int64_t head) const;
 
   const Case& case_;
-  int outer_ = 1;  // threads over heads
-  int inner_ = 1;  // threads over the rows of a head
-  int64_t rows_;   // padded to whole tiles
+  int outer_ = 1;                // threads over heads
+  int inner_ = 1;                // threads over the rows of a head
+  int64_t rows_;                 // padded to whole tiles
   int64_t columns_, columns_v_;  // padded to whole panels
   bool per_batch_ = false, per_head_ = false;
   std::vector<uint8_t> grids_;  // rows of columns_ bytes; empty without a mask

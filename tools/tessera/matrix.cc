@@ -71,7 +71,7 @@ template <class S>
   V p = V{} + 1.9875691500e-4f;
   for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
     p = p * f + c;
-  p = p * f * f + f + 1.0f;  // Cephes' expf
+  p = p * f * f + f + 1.0f;                                                  // Cephes' expf
   const I power = ((I)shifted - std::bit_cast<int32_t>(magic) + 127) << 23;  // casts of vectors keep the bits
   x = gone ? V{} : p * (V)power;
 }
@@ -110,9 +110,15 @@ template <class S>
   return result;
 }
 
-void multiply_baseline(const Product& p) { multiply_with<Simd<4>>(p); }
-TESSERA_TOOLS_AVX2 void multiply_avx2(const Product& p) { multiply_with<Simd<8>>(p); }
-TESSERA_TOOLS_AVX512 void multiply_avx512(const Product& p) { multiply_with<Simd<16>>(p); }
+void multiply_baseline(const Product& p) {
+  multiply_with<Simd<4>>(p);
+}
+TESSERA_TOOLS_AVX2 void multiply_avx2(const Product& p) {
+  multiply_with<Simd<8>>(p);
+}
+TESSERA_TOOLS_AVX512 void multiply_avx512(const Product& p) {
+  multiply_with<Simd<16>>(p);
+}
 
 RowSum softmax_baseline(float* row, const uint8_t* keep, int64_t columns, float scale) {
   return softmax_with<Simd<4>>(row, keep, columns, scale);

@@ -24,9 +24,15 @@ template <class S>
   return sum[0];
 }
 
-float baseline(int64_t rounds) { return multiply_add<Simd<4>>(rounds); }
-TESSERA_TOOLS_AVX2 float avx2(int64_t rounds) { return multiply_add<Simd<8>>(rounds); }
-TESSERA_TOOLS_AVX512 float avx512(int64_t rounds) { return multiply_add<Simd<16>>(rounds); }
+float baseline(int64_t rounds) {
+  return multiply_add<Simd<4>>(rounds);
+}
+TESSERA_TOOLS_AVX2 float avx2(int64_t rounds) {
+  return multiply_add<Simd<8>>(rounds);
+}
+TESSERA_TOOLS_AVX512 float avx512(int64_t rounds) {
+  return multiply_add<Simd<16>>(rounds);
+}
 
 }  // namespace
 

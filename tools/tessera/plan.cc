@@ -43,8 +43,9 @@ int perform(const Options& o) {
 
 void add_plan(CLI::App& app, Action& action) {
   std::shared_ptr<Options> o;
-  CLI::App* verb = add_verb(app, action, "plan", "Say how a problem would be answered, and why so",
-                            "tessera plan \"forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal\" --device host", perform, o);
+  CLI::App* verb =
+      add_verb(app, action, "plan", "Say how a problem would be answered, and why so",
+               "tessera plan \"forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal\" --device host", perform, o);
   verb->add_option("LINE", o->line, "a problem as one line (ADDING.md)")->required();
   verb->add_option("--device", o->choice.device, "host, or a known device (tessera info lists them)");
   verb->add_option("--kernel", o->choice.kernels, "kernels that may be chosen: names or prefixes, comma between");

@@ -56,9 +56,12 @@ int perform(const Options& o) {
     write_tensors(o.out, to_tensors(c, outputs(c.problem())), {{"line", line.text()}, {"kernel", f.kernel}});
 
   if (o.json) {
-    Json result{{"line", line.text()},       {"engine", f.engine},
-                {"kernel", f.kernel},        {"seconds", seconds},
-                {"peak_bytes", peak},        {"workspace_bytes", f.workspace_bytes},
+    Json result{{"line", line.text()},
+                {"engine", f.engine},
+                {"kernel", f.kernel},
+                {"seconds", seconds},
+                {"peak_bytes", peak},
+                {"workspace_bytes", f.workspace_bytes},
                 {"out", o.out.empty() ? Json() : Json(o.out)}};
     if (judgement) {
       result["ok"] = judgement->ok;

@@ -47,7 +47,8 @@ std::string Plan::text() const {
 std::vector<std::pair<std::string, std::string>> Plan::refused() const {
   std::vector<std::pair<std::string, std::string>> all;
   const char* reason = nullptr;
-  for (int32_t n = 0; const char* kernel = tessera_plan_reason(get(), n, &reason); ++n) all.emplace_back(kernel, reason);
+  for (int32_t n = 0; const char* kernel = tessera_plan_reason(get(), n, &reason); ++n)
+    all.emplace_back(kernel, reason);
   return all;
 }
 
@@ -72,7 +73,9 @@ double Runner::run() {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-void run_forward_of(const Case& c, const Choice& choice) { Runner(c, forward_of(c.problem()), choice).run(); }
+void run_forward_of(const Case& c, const Choice& choice) {
+  Runner(c, forward_of(c.problem()), choice).run();
+}
 
 Judgement judge(const Case& c, int64_t sample_pairs) {
   std::vector<tessera_verdict> verdicts(TESSERA_NAMES);
@@ -93,7 +96,7 @@ int64_t sample_for(const tessera_problem& p) {
 }
 
 int64_t peak_memory() {
-  struct rusage usage{};
+  struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
   return int64_t{usage.ru_maxrss} * 1024;
 }

@@ -59,8 +59,9 @@ Json parse_header(const std::string& path, const std::string& text) {
     Json header = Json::parse(text, watch);
     if (header.is_object()) return header;
   } catch (const Json::exception& error) {
-    throw invalid("{}: header: {}; it must be one JSON object: is this a safetensors file?", path,
-                  std::string(error.what()).substr(0, 200));
+    const auto* syntax = dynamic_cast<const Json::parse_error*>(&error);  // its text would quote the file's bytes
+    throw invalid("{}: header: not JSON{}; it must be one JSON object: is this a safetensors file?", path,
+                  syntax ? fmt::format(" at byte {}", syntax->byte) : "");
   }
   throw invalid("{}: header: not an object; it must be one JSON object: is this a safetensors file?", path);
 }
@@ -79,8 +80,7 @@ FileTensor parse_tensor(const Json& entry, const std::string& where, int64_t dat
   FileTensor tensor;
 
   const auto row = std::find_if(dtypes.begin(), dtypes.end(), [&](const auto& known) { return dtype == known.first; });
-  if (row == dtypes.end())
-    throw invalid("{}: dtype is {}; it must be one of {}", where, brief(dtype), dtype_names());
+  if (row == dtypes.end()) throw invalid("{}: dtype is {}; it must be one of {}", where, brief(dtype), dtype_names());
   tensor.dtype = row->first;
 
   if (!shape.is_array()) throw invalid("{}: shape is {}; it must be a list", where, brief(shape));
@@ -126,10 +126,11 @@ void check_tiling(const std::string& path, const std::map<std::string, FileTenso
     throw invalid("{}: {} bytes follow the last tensor; no hole is allowed", path, data_bytes - covered);
 }
 
-
 }  // namespace
 
-std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
 
 TensorFile::TensorFile(const std::string& path) : path_(path) {
   int64_t bytes = 0;
@@ -151,7 +152,8 @@ TensorFile::TensorFile(const std::string& path) : path_(path) {
   const Json header = parse_header(path, text);
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
-      const bool strings = entry.is_object() && std::all_of(entry.begin(), entry.end(), [](const Json& value) { return value.is_string(); });
+      const bool strings = entry.is_object() &&
+                           std::all_of(entry.begin(), entry.end(), [](const Json& value) { return value.is_string(); });
       if (!strings) throw invalid("{}: __metadata__ is {}; it must map names to strings", path, brief(entry));
       continue;
     }
@@ -191,9 +193,8 @@ void write_tensors(const std::string& path, const std::vector<OwnedTensor>& tens
   if (!metadata.empty()) header["__metadata__"] = metadata;
   size_t offset = 0;
   for (const OwnedTensor& tensor : tensors) {
-    header[tensor.name] = {{"dtype", tensor.dtype},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes.size()}}};
+    header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
   }
   std::string text = header.dump();

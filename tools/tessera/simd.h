@@ -16,13 +16,21 @@ struct Simd {
 #if defined(__x86_64__)
 #define TESSERA_TOOLS_AVX2 [[gnu::target("avx2,fma")]]
 #define TESSERA_TOOLS_AVX512 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl")]]
-inline bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-inline bool has_avx512() { return __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"); }
+inline bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+inline bool has_avx512() {
+  return __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
 #else  // vectors wider than the machine's are split by the compiler
 #define TESSERA_TOOLS_AVX2
 #define TESSERA_TOOLS_AVX512
-inline bool has_avx2() { return false; }
-inline bool has_avx512() { return false; }
+inline bool has_avx2() {
+  return false;
+}
+inline bool has_avx512() {
+  return false;
+}
 #endif
 
 }  // namespace tessera::tools

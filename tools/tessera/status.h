@@ -37,6 +37,8 @@ inline void call(int code, const tessera_error& error) {
 }
 
 // The exit code of the command for a code of the library.
-inline int exit_code(int code) { return code == TESSERA_FAILED ? 2 : code; }
+inline int exit_code(int code) {
+  return code == TESSERA_FAILED ? 2 : code;
+}
 
 }  // namespace tessera::tools

@@ -10,7 +10,9 @@ void print_json(const Json& object) {
   fmt::print("{}\n", object.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-void print_results(const Json& results) { print_json(results.size() == 1 ? results[0] : Json{{"results", results}}); }
+void print_results(const Json& results) {
+  print_json(results.size() == 1 ? results[0] : Json{{"results", results}});
+}
 
 Json error_json(int code, const std::string& message) {
   constexpr std::array names{"ok", "wrong", "invalid", "unsupported", "failed"};
@@ -94,8 +96,8 @@ std::string verdicts_table(const std::vector<tessera_verdict>& verdicts) {
 std::string verdicts_brief(const std::vector<tessera_verdict>& verdicts) {
   std::string brief;
   for (const tessera_verdict& v : verdicts)
-    brief += fmt::format("{}{} {:.1e} of {:.1e}{}", brief.empty() ? "" : ", ", tessera_name_text(v.name), v.max, v.bound,
-                         v.nonfinite_equal ? "" : " (inf or nan differ)");
+    brief += fmt::format("{}{} {:.1e} of {:.1e}{}", brief.empty() ? "" : ", ", tessera_name_text(v.name), v.max,
+                         v.bound, v.nonfinite_equal ? "" : " (inf or nan differ)");
   return brief;
 }
 

@@ -40,10 +40,8 @@ int perform(const Options& o) {
     return std::find(judged.begin(), judged.end(), v.name) == judged.end();
   });
   const bool ok = std::all_of(verdicts.begin(), verdicts.end(), [](const tessera_verdict& v) { return v.ok != 0; });
-  if (o.json)
-    print_json({{"line", line.text()}, {"ok", ok}, {"tensors", verdicts_json(verdicts)}});
-  else
-    fmt::print("{}", verdicts_table(verdicts));
+  if (o.json) print_json({{"line", line.text()}, {"ok", ok}, {"tensors", verdicts_json(verdicts)}});
+  else fmt::print("{}", verdicts_table(verdicts));
   return ok ? TESSERA_OK : TESSERA_WRONG;
 }
 
@@ -51,9 +49,9 @@ int perform(const Options& o) {
 
 void add_verify(CLI::App& app, Action& action) {
   std::shared_ptr<Options> o;
-  CLI::App* verb = add_verb(app, action, "verify", "Judge outputs that somebody else computed (docs/contract.md, 9)",
-                            "tessera verify \"forward bf16 h8 q128 k128 d64\" --in in.safetensors --got theirs.safetensors",
-                            perform, o);
+  CLI::App* verb = add_verb(
+      app, action, "verify", "Judge outputs that somebody else computed (docs/contract.md, 9)",
+      "tessera verify \"forward bf16 h8 q128 k128 d64\" --in in.safetensors --got theirs.safetensors", perform, o);
   verb->add_option("LINE", o->line, "a problem as one line (ADDING.md)")->required();
   verb->add_option("--in", o->in, "safetensors file of the inputs")->required();
   verb->add_option("--got", o->got, "safetensors file of the outputs; those it has are judged")->required();

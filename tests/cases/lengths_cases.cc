@@ -1,0 +1,164 @@
+// Packed batches, lengths of zero, tails, and lengths that are no lengths.
+#include "cases.h"
+
+namespace tessera::test {
+namespace {
+
+TEST(Cases, C01_KeysWithoutQueries) {
+  on_engines([](const How& how) {
+    Exam c("backward f32 h1 d16 varlen=q[3,0,3]k[2,2,2]");
+    run_all(c, how);
+    for (const int name : {TESSERA_DK, TESSERA_DV})
+      for (int64_t j = 0; j < 6; ++j)
+        for (int64_t d = 0; d < 16; ++d) {
+          EXPECT_EQ(c.get(name, {0, j, 0, d}) == 0, j == 2 || j == 3);
+        }
+    expect_right(c, "C01");
+  });
+  expect_line_right("backward bf16 h4/1 d256 varlen=q[0,60,42,0]k[126,87,42,153]");
+}
+
+TEST(Cases, C02_QueriesWithoutKeys) {
+  on_engines([](const How& how) {
+    for (const char* mask : {"", " mask=causal"}) {
+      Exam c(std::string("backward f16 h1 d8 varlen=q[3,3]k[0,4] dlse") + mask);
+      run_all(c, how);
+      for (int64_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(c.get(TESSERA_LSE, {0, i, 0, 0}), -infinity);
+        for (int64_t d = 0; d < 8; ++d) {
+          EXPECT_EQ(c.get(TESSERA_OUT, {0, i, 0, d}), 0);
+          EXPECT_EQ(c.get(TESSERA_DQ, {0, i, 0, d}), 0);
+        }
+      }
+      expect_right(c, "C02");
+    }
+  });
+}
+
+TEST(Cases, C03_NoKeysAtAll) {
+  on_engines([](const How& how) {
+    for (const char* mask : {"", " mask=causal", " mask=window(3,3)&first(2)"}) {
+      Exam c(std::string("backward f16 h2 q4 k0 d16") + mask);
+      tessera_bindings bound = c.bindings();
+      for (const int name : {TESSERA_K, TESSERA_V, TESSERA_DK, TESSERA_DV}) bound.data[name] = nullptr;
+      expect_ok(attempt(tools::forward_of(c.problem()), bound, how));
+      expect_ok(attempt(c.problem(), bound, how));
+      expect_zero(c.values(TESSERA_OUT));
+      expect_zero(c.values(TESSERA_DQ));
+      expect_values(c, TESSERA_LSE, std::vector<double>(8, -infinity), 0);
+    }
+  });
+}
+
+TEST(Cases, C04_NoBatchNoQueriesNoHeads) {
+  on_engines([](const How& how) {
+    for (const char* line :
+         {"backward f32 b0 h10 q3952 k16 d64", "backward f32 b0 h2 q5 k5 d8 mask=causal dropout=0.5 sink alibi bias=1,h,q,k",
+          "backward f16 b7 h9 q0 k0 d7 mask=causal", "backward f32 b2 h2 q0 k9 d8 dropout=0.3",
+          "backward bf16 h2 d8 varlen=q[0,0]k[5,0]", "backward f32 h2 d8 b0 varlen=q[]k[]"}) {
+      SCOPED_TRACE(line);
+      Exam c(line);
+      run_all(c, how);
+      for (const int name : tools::outputs(c.problem())) expect_zero(c.values(name));
+    }
+  });
+  expect_invalid(parse("forward f32 h0 q1 k1 d8"), {"heads_q", "0"});
+  expect_invalid(parse("forward f32 h1 q1 k1 d0"), {"dim", "0"});
+}
+
+// Refused by what is wrong, before anything is written.
+TEST(Cases, C07_MalformedOffsets) {
+  const auto refuse = [](std::vector<int32_t> cu, std::initializer_list<const char*> words) {
+    on_engines([&](const How& how) {
+      Exam c("forward f32 h1 d4 varlen=q[3,4]k[3,4]");
+      for (size_t b = 0; b < cu.size(); ++b) c.value(TESSERA_CU_SEQLENS_K, static_cast<int64_t>(b)) = cu[b];
+      c.wipe(TESSERA_OUT);
+      const std::vector<std::byte> before = output_bits(c);
+      expect_invalid(attempt(c.problem(), c.bindings(), how), words);
+      EXPECT_EQ(output_bits(c), before);
+    });
+  };
+  refuse({1, 3, 7}, {"cu_seqlens_k[0]", "1"});
+  refuse({-1, 3, 7}, {"cu_seqlens_k[0]", "-1"});
+  refuse({0, 4, 3}, {"decrease", "4", "3"});
+  refuse({0, 4, -5}, {"decrease", "-5"});
+  refuse({0, 4, 8}, {"8", "7 rows"});  // more rows than there are
+  refuse({0, 6, 7}, {"6", "len_k", "4"});  // longer than was promised
+  refuse({0, INT32_MAX, INT32_MAX}, {"len_k"});
+  refuse({0, INT32_MAX, INT32_MIN}, {"len_k"});
+  tessera_problem p = tools::Line("forward f32 h1 d4 varlen=q[3,4]k[3,4]").problem();
+  p.operand[TESSERA_CU_SEQLENS_K].dtype = TESSERA_F64;  // eight bytes a length
+  expect_invalid(attempt(p, {}), {"cu_seqlens_k", "i32"});
+}
+
+// Every operand and the workspace end at a page that may not be read.
+TEST(Cases, C08_NothingBeyondTheEndIsRead) {
+  for (const char* line : {"forward bf16 h1 d32 varlen=q[1,1,1,1,129]k[1,1,1,1,129] mask=causal",
+                           "backward bf16 h1 d32 varlen=q[1,1,1,1,129]k[1,1,1,1,129] mask=causal",
+                           "backward f32 h5/1 d7/3 varlen=q[3,0,65]k[1,9,67] seqused=qk sink alibi bias=b,h,q,k dlse",
+                           "backward f16 b2 h3 q5 k43 d9 mask=keep(b,1,q,k)&exclude_keys&documents bias=1,h,1,k",
+                           "forward f32 b2 h3 q5 k43 d1/129 mask=causal@at[1,2] max",
+                           "backward f64 b2 h2 q33 k3 d5 layout=bhsd strides=q[330,1,165,33]"})
+    on_engines([&](const How& how) {
+      SCOPED_TRACE(line);
+      const Guarded g(line);
+      if (!g.given) GTEST_SKIP() << "no address space";
+      if (g.problem.pass == TESSERA_BACKWARD) expect_ok(attempt(tools::forward_of(g.problem), g.bindings, how));
+      expect_ok(attempt(g.problem, g.bindings, how));
+    });
+}
+
+TEST(Cases, C09_ALooserBoundChangesNothing) {
+  const std::string line = " bf16 h2 d32 varlen=q[9,40]k[30,40] mask=causal batch_invariant";
+  on_engines([&](const How& how) {
+    expect_same_bits("forward" + line, "forward" + line + " q512 k1024", how);
+    expect_same_bits("backward" + line, "backward" + line + " q512 k1024", how);
+  });
+}
+
+TEST(Cases, C11_NegativeLengths) {
+  on_engines([](const How& how) {
+    Exam c("forward f32 h1 d4 varlen=q[1,1,1,1]k[5,7,0,0] seqused=k[5,7,0,0]");
+    for (const int64_t b : {2, 3}) c.value(TESSERA_SEQUSED_K, b) = -1;
+    expect_invalid(attempt(c.problem(), c.bindings(), how), {"seqused_k[2]", "-1"});
+  });
+  expect_invalid(parse("forward f32 h1 d4 varlen=k[5,7,-1,-1] q1"), {"-1"});
+}
+
+TEST(Cases, C12_LengthsCount) {
+  const std::string line = "forward f32 b8 h2 q128 k128 d16 seqused=k";
+  on_engines([&](const How& how) {
+    expect_rubbish_ignored(line + "[24,125,53,28,77,96,13,114]", how);
+    EXPECT_NE(bits_of(line + "[24,125,53,28,77,96,13,114]", how), bits_of(line + "[24,125,53,28,77,96,13,113]", how));
+    Exam c(line + "[24,125,53,28,77,96,13,114]");
+    c.average_keys();
+    run_all(c, how);
+    const double lengths[] = {24, 125, 53, 28, 77, 96, 13, 114};
+    for (int64_t b = 0; b < 8; ++b) EXPECT_NEAR(c.get(TESSERA_OUT, {b, 127, 1, 0}), (lengths[b] - 1) / 2, 1e-4);
+  });
+}
+
+TEST(Cases, C13_GradientsOfUsedRowsAlone) {
+  on_engines([](const How& how) {
+    Exam c("backward f32 b2 h1 q64 k64 d64 seqused=q[10,64]k[64,20]");
+    c.put_unused(nan);
+    run_all(c, how);
+    for (const int64_t b : {0, 1}) {
+      const int64_t rows = b == 0 ? 10 : 64, keys = b == 0 ? 64 : 20;
+      Exam crop(fmt::format("backward f32 h1 q{} k{} d64", rows, keys));
+      for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_DOUT})
+        crop.put(name, [&](const Index& i) { return c.get(name, {b, i[1], i[2], i[3]}); });
+      run_all(crop, how);
+      for (const int name : {TESSERA_DQ, TESSERA_DK, TESSERA_DV})
+        for (int64_t row = 0; row < 64; ++row)
+          for (int64_t d = 0; d < 64; ++d) {
+            const bool used = row < (name == TESSERA_DQ ? rows : keys);
+            const double want = used ? crop.get(name, {0, row, 0, d}) : 0;
+            ASSERT_NEAR(c.get(name, {b, row, 0, d}), want, used ? 1e-5 : 0) << tessera_name_text(name) << " " << row;
+          }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::test
