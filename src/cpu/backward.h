@@ -20,10 +20,11 @@ void row_deltas(const Task& t, const RowItem& item, std::byte* scratch) {
     T* dout = b.dout;
     load_row(out, plane_q(t, TESSERA_OUT, s, h), i, t.p.dim_v);
     load_row(dout, plane_q(t, TESSERA_DOUT, s, h), i, t.p.dim_v);
-    // The same chain of multiply-adds that makes dO . v: a row that sees one key has out = v, and its gradient is 0,
+    // The very chain of multiply-adds that makes dO . v: a row that sees one key has out = v, and its gradient is 0,
     // not the difference of two ways to round.
-    T delta = 0;
-    for (Index c = 0; c < t.p.dim_v; ++c) delta = dout[c] * out[c] + delta;
+    Vec<T> chain{};
+    for (Index c = 0; c < t.p.dim_v; ++c) chain = Plain<T>::step(chain, splat(dout[c]), splat(out[c]));
+    T delta = chain[0];
     // An empty row gives nothing to anybody, whatever dO holds there; only a sink keeps its lse finite.
     const T lse = read_row<T>(t, TESSERA_LSE, s, h, i);
     if (lse == -infinity<T>) delta = 0;
@@ -39,12 +40,7 @@ void row_deltas(const Task& t, const RowItem& item, std::byte* scratch) {
 
 // Rows as backward needs them: q, dO, lse, delta. A row without keys (lse = -inf) is all zeros.
 template <class T>
-struct RowsLoaded {
-  bool finite_q, finite_dout;
-};
-template <class T>
-RowsLoaded<T> load_backward_rows(const Task& t, const Sequence& s, BackwardBuffers<T>& b) {
-  RowsLoaded<T> loaded = {true, true};
+void load_backward_rows(const Task& t, const Sequence& s, BackwardBuffers<T>& b) {
   for (Index r = 0; r < b.rows.count; ++r) {
     const Index i = b.rows.i[r], h = b.rows.h[r];
     b.lse[r] = read_row<T>(t, TESSERA_LSE, s, h, i);
@@ -53,23 +49,17 @@ RowsLoaded<T> load_backward_rows(const Task& t, const Sequence& s, BackwardBuffe
       clear(b.q + r * b.d, b.d);
       clear(b.dout + r * b.dv, b.dv);
     } else {
-      loaded.finite_q &= load_row(b.q + r * b.d, plane_q(t, TESSERA_Q, s, h), i, t.p.dim);
-      loaded.finite_dout &= load_row(b.dout + r * b.dv, plane_q(t, TESSERA_DOUT, s, h), i, t.p.dim_v);
+      load_row(b.q + r * b.d, plane_q(t, TESSERA_Q, s, h), i, t.p.dim);
+      load_row(b.dout + r * b.dv, plane_q(t, TESSERA_DOUT, s, h), i, t.p.dim_v);
     }
   }
-  return loaded;
 }
-
-struct KeysLoaded {
-  bool finite_k, finite_v;
-};
 template <class T>
-KeysLoaded load_backward_keys(const Task& t, const Sequence& s, Index kv, Range keys, BackwardBuffers<T>& b) {
-  const bool finite_k = load_keys(t, s, plane_k(t, TESSERA_K, s, kv), keys, t.p.dim, b.k, b.d);
-  const bool finite_v = load_keys(t, s, plane_k(t, TESSERA_V, s, kv), keys, t.p.dim_v, b.v, b.dv);
+void load_backward_keys(const Task& t, const Sequence& s, Index kv, Range keys, BackwardBuffers<T>& b) {
+  load_keys(t, s, plane_k(t, TESSERA_K, s, kv), keys, t.p.dim, b.k, b.d);
+  load_keys(t, s, plane_k(t, TESSERA_V, s, kv), keys, t.p.dim_v, b.v, b.dv);
   transpose(b.k, b.d, keys.size(), t.p.dim, b.kt, b.n);
   transpose(b.v, b.dv, keys.size(), t.p.dim_v, b.vt, b.n);
-  return {finite_k, finite_v};
 }
 
 // One tile: scores -> P D (of dV) and G, then dZ = G dt/dz in `dz` (of dQ and dK); G stays in `extra`.
@@ -124,23 +114,26 @@ struct Guard {
   Range keys;
   BackwardBuffers<T>& b;
 
-  bool needed(bool finite) const { return !finite && !(mask.full && !mask.elements && !t.has(TESSERA_BIAS)); }
+  // Are there excluded pairs, and could B spoil them?
+  bool needed(const T* right, Index rows, Index width) const {
+    return !(mask.full && !mask.elements && !t.has(TESSERA_BIAS)) && !all_finite(right, rows, width);
+  }
   void fill() const {
     if (!mask.elements) fill_kept(t, s, band, b.rows, keys, b.kept, b.n);
   }
   // C[key] += sum_row A(row, key) B[row]
-  void onto_keys(bool finite, const T* a, const T* right, Index width, T* c) const {
-    if (!needed(finite))
-      return multiply<Plain<T>>(keys.size(), width, b.rows.count, {a, 1, b.n}, right, width, c, width);
+  void onto_keys(const T* a, const T* right, Index width, T* c) const {
+    const Index n = keys.size(), depth = b.rows.count;
+    if (!needed(right, depth, width)) return multiply<Plain<T>>(n, width, depth, {a, 1, b.n}, right, width, c, width);
     fill();
-    multiply_kept<T>(keys.size(), width, b.rows.count, {a, 1, b.n}, {b.kept, 1, b.n}, right, width, c, width);
+    multiply_kept<T>(n, width, depth, {a, 1, b.n}, {b.kept, 1, b.n}, right, width, c, width);
   }
   // C[row] += sum_key A(row, key) B[key]
-  void onto_rows(bool finite, const T* a, const T* right, Index width, T* c) const {
-    if (!needed(finite))
-      return multiply<Plain<T>>(b.rows.count, width, keys.size(), {a, b.n, 1}, right, width, c, width);
+  void onto_rows(const T* a, const T* right, Index width, T* c) const {
+    const Index m = b.rows.count, depth = keys.size();
+    if (!needed(right, depth, width)) return multiply<Plain<T>>(m, width, depth, {a, b.n, 1}, right, width, c, width);
     fill();
-    multiply_kept<T>(b.rows.count, width, keys.size(), {a, b.n, 1}, {b.kept, b.n, 1}, right, width, c, width);
+    multiply_kept<T>(m, width, depth, {a, b.n, 1}, {b.kept, b.n, 1}, right, width, c, width);
   }
 };
 
@@ -165,12 +158,12 @@ void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
   for (Index tile = rows.begin / t.tile_rows; tile * t.tile_rows < rows.end; ++tile) {
     name_rows(b.rows, t, item.kv,
               rules::overlap({tile * t.tile_rows, (tile + 1) * t.tile_rows}, {0, s.q.used * group}));
-    const RowsLoaded<T> loaded = load_backward_rows(t, s, b);
+    load_backward_rows(t, s, b);
     const TileMask mask = tile_mask<T>(t, band, b.rows, item.keys);
     if (!gradient_tile(t, s, band, mask, item.keys, b)) continue;
     const Guard<T> guard = {t, s, band, mask, item.keys, b};
-    if (t.has(TESSERA_DV)) guard.onto_keys(loaded.finite_dout, b.scores, b.dout, b.dv, b.dv_);
-    if (t.has(TESSERA_DK)) guard.onto_keys(loaded.finite_q, b.dz, b.q, b.d, b.dk);
+    if (t.has(TESSERA_DV)) guard.onto_keys(b.scores, b.dout, b.dv, b.dv_);
+    if (t.has(TESSERA_DK)) guard.onto_keys(b.dz, b.q, b.d, b.dk);
   }
   for (Index j = item.keys.begin; j < item.keys.end; ++j) {
     T* dk = b.dk + (j - item.keys.begin) * b.d;
@@ -181,7 +174,7 @@ void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
   }
 }
 
-// A tile of rows against all keys it sees: after(visit's tile, its mask) for each, with its gradients in the buffers.
+// A tile of rows against all keys it sees: after(guard) for each tile of keys, with its gradients in the buffers.
 template <class T, class After>
 TESSERA_ALWAYS void walk_rows(const Task& t, const RowItem& item, BackwardBuffers<T>& b, After&& after) {
   const Sequence& s = item.s;
@@ -190,9 +183,9 @@ TESSERA_ALWAYS void walk_rows(const Task& t, const RowItem& item, BackwardBuffer
   load_backward_rows(t, s, b);
   const rules::Visit visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
   visit_tiles(visit, t.tile_keys, s.k.used, [&](Range keys) {
-    const KeysLoaded loaded = load_backward_keys(t, s, item.kv, keys, b);
+    load_backward_keys(t, s, item.kv, keys, b);
     const Guard<T> guard = {t, s, band, {visit.full.covers(keys), has_element_parts(t)}, keys, b};
-    if (gradient_tile(t, s, band, guard.mask, keys, b)) after(guard, loaded);
+    if (gradient_tile(t, s, band, guard.mask, keys, b)) after(guard);
   });
 }
 
@@ -201,8 +194,7 @@ void gradients_of_rows(const Task& t, const RowItem& item, std::byte* scratch) {
   Carver carve(scratch);
   BackwardBuffers<T> b(carve, t.p, t.tile_rows, t.tile_keys);
   clear(b.dq, item.rows.size() * b.d);
-  walk_rows(t, item, b,
-            [&](const Guard<T>& guard, KeysLoaded loaded) { guard.onto_rows(loaded.finite_k, b.dz, b.k, b.d, b.dq); });
+  walk_rows(t, item, b, [&](const Guard<T>& guard) { guard.onto_rows(b.dz, b.k, b.d, b.dq); });
   for (Index r = 0; r < b.rows.count; ++r) {
     scale_row(b.dq + r * b.d, b.d, scale_of<T>(t.p));
     store_row(b.dq + r * b.d, plane_q(t, TESSERA_DQ, item.s, b.rows.h[r]), b.rows.i[r], t.p.dim);
@@ -216,7 +208,7 @@ void gradients_of_slopes(const Task& t, const RowItem& item, std::byte* scratch)
   BackwardBuffers<T> b(carve, t.p, t.tile_rows, t.tile_keys);
   T* const shares = b.dbias;  // one a row
   clear(shares, item.rows.size());
-  walk_rows(t, item, b, [&](const Guard<T>& guard, KeysLoaded) {
+  walk_rows(t, item, b, [&](const Guard<T>& guard) {
     for (Index r = 0; r < b.rows.count; ++r)
       for (Index c = 0; c < guard.keys.size(); ++c) {
         const Index away = b.rows.i[r] + item.s.offset - guard.keys.begin - c;

@@ -29,7 +29,7 @@ struct Operands {  // the packed tiles of one kind of product
   using Element = typename P::Element;
   static constexpr bool pairs = P::width == 2;
 
-  // Query rows as A; keys transposed as B; values as B. Each returns whether all numbers are finite.
+  // Query rows as A; keys transposed as B; values as B.
   static void load_queries(const Task& t, const Sequence& s, ForwardBuffers<Number>& b) {
     if constexpr (!pairs) {
       load_rows(t, TESSERA_Q, s, b.rows, t.p.dim, b.q, b.d);
@@ -71,11 +71,13 @@ struct Operands {  // the packed tiles of one kind of product
     }
     return finite;
   }
-  // Values, in pairs of keys if need be. `b.k` is free again by now and serves as the stage.
+  // Values, in pairs of keys if need be. False if a number is not finite. `b.k` is free again by now and serves as the
+  // stage.
   static bool load_values(const Task& t, const Sequence& s, Index kv, Range keys, ForwardBuffers<Number>& b) {
     const Plane from = plane_k(t, TESSERA_V, s, kv);
     if constexpr (!pairs) {
-      return load_keys(t, s, from, keys, t.p.dim_v, b.v, b.dv);
+      load_keys(t, s, from, keys, t.p.dim_v, b.v, b.dv);
+      return all_finite(b.v, keys.size(), b.dv);
     } else {
       Half* stage = reinterpret_cast<Half*>(b.k);
       const bool finite = copy_keys(t, s, from, keys, t.p.dim_v, stage, b.dv);
@@ -85,6 +87,14 @@ struct Operands {  // the packed tiles of one kind of product
         for (Index c = 0; c < b.dv; ++c)
           to[j * b.dv + c] = stage[2 * j * b.dv + c] | static_cast<uint32_t>(stage[(2 * j + 1) * b.dv + c]) << 16;
       return finite;
+    }
+  }
+  static void clear_nonfinite(Range keys, ForwardBuffers<Number>& b) {
+    using Part = std::conditional_t<pairs, Half, Number>;
+    Part* const v = reinterpret_cast<Part*>(b.v);
+    for (Index n = 0; n < depth(keys.size()) * P::width * b.dv; ++n) {
+      if constexpr (pairs) v[n] = (v[n] & 0x7F80u) == 0x7F80u ? Half{0} : v[n];
+      else v[n] = is_finite(v[n]) ? v[n] : Number{0};
     }
   }
   // The weights of a tile as A.
@@ -130,15 +140,19 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
     }
   }
 
+  // Numbers of V that are not finite count as 0 in the product and are added where they are kept: a row's bits depend
+  // neither on them where it excludes them, nor on what its neighbours see.
   const bool finite = Op::load_values(t, s, item.kv, keys, b);
-  if (finite || (mask.full && !mask.elements && !t.has(TESSERA_BIAS))) {
-    multiply<P>(b.rows.count, b.dv, Op::depth(keys.size()), Op::weights(keys, b),
-                reinterpret_cast<typename P::Element*>(b.v), b.dv, b.out, b.dv);
-    return;
-  }
+  if (!finite) Op::clear_nonfinite(keys, b);
+  multiply<P>(b.rows.count, b.dv, Op::depth(keys.size()), Op::weights(keys, b),
+              reinterpret_cast<typename P::Element*>(b.v), b.dv, b.out, b.dv);
+  if (finite) return;
   if (!mask.elements) fill();
   load_keys(t, s, plane_k(t, TESSERA_V, s, item.kv), keys, t.p.dim_v, b.v, b.dv);
-  multiply_kept<T>(b.rows.count, b.dv, keys.size(), {b.scores, b.n, 1}, {b.kept, b.n, 1}, b.v, b.dv, b.out, b.dv);
+  for (Index r = 0; r < b.rows.count; ++r)
+    for (Index j = 0; j < keys.size(); ++j)
+      for (Index c = 0; b.kept[r * b.n + j] && c < b.dv; ++c)
+        if (!is_finite(b.v[j * b.dv + c])) b.out[r * b.dv + c] += b.scores[r * b.n + j] * b.v[j * b.dv + c];
 }
 
 // The sink joins, the sum divides, and the row leaves.

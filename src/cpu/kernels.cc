@@ -39,8 +39,10 @@ struct TileRow {
   const char* why;
 };
 // Keys are packed once a tile of rows, so rows are many; 64 keys of K and V stay in the first and second cache.
-constexpr TileRow forward_tiles[] = {{512, 128, 64, "the tile's out is 128 x Dv floats, within the second cache"},
-                                     {1 << 30, 32, 64, "large dims: fewer rows, the same bytes"}};
+constexpr TileRow forward_tiles[] = {
+    {512, 256, 64,
+     "packing keys costs a fifth of 64 rows' products, a twentieth of 256; out and q still fit the second cache"},
+    {1 << 30, 32, 64, "large dims: fewer rows, the same bytes"}};
 constexpr TileRow backward_tiles[] = {
     {512, 64, 64, "three packed tiles of rows and four of keys within the second cache"},
     {1 << 30, 32, 32, "large dims: half of each"}};
@@ -63,21 +65,38 @@ Index scratch_bytes(const Problem& p, Index rows, Index keys) {
   return count.used();
 }
 
-// Most items that any step can hand out; more threads than that would idle.
+// Most items that any step can hand out.
 Index most_items(const Problem& p, Index tile_rows, Index tile_keys) {
   const Index rows = rules::ceil_div(p.len_q * core::group(p), tile_rows), keys = rules::ceil_div(p.len_k, tile_keys);
   const Index planes = p.batch * p.heads_q;
-  return std::max<Index>(1, planes * (p.pass == TESSERA_FORWARD ? rows : std::max(rows, keys)));
+  return planes * (p.pass == TESSERA_FORWARD ? rows : std::max(rows, keys));
+}
+
+// Threads that have an item each; unless the caller said how many, also some 50 us of work each, since waking them
+// costs.
+int useful_threads(const Plan& plan, bool said) {
+  constexpr double worth_a_thread = 2e6;  // FLOP
+  const double work = core::cost(plan.problem, plan.device).flops / worth_a_thread;
+  const Index items = most_items(plan.problem, plan.tile_rows, plan.tile_keys);
+  const Index useful = said ? items : std::min(items, static_cast<Index>(work));
+  return static_cast<int>(std::clamp<Index>(useful, 1, plan.threads));
+}
+
+// The table's rows, halved while threads would go without tiles; a row's bits do not depend on it.
+int rows_for(const Problem& p, const TileRow& tile, int threads) {
+  const Index all = p.len_q * core::group(p), planes = p.batch * p.heads_kv;
+  Index rows = tile.rows;
+  while (rows > 32 && planes * rules::ceil_div(all, rows) < 4 * threads) rows /= 2;
+  return static_cast<int>(std::clamp<Index>(all, 1, rows));
 }
 
 void fill(Plan& plan, const Hints& hints) {
   const Problem& p = plan.problem;
   const TileRow& tile = tile_for(p);
   const bool forward = p.pass == TESSERA_FORWARD;
-  plan.tile_rows =
-      hints.tile_rows ? hints.tile_rows : static_cast<int>(std::clamp<Index>(p.len_q * core::group(p), 1, tile.rows));
+  plan.tile_rows = hints.tile_rows ? hints.tile_rows : rows_for(p, tile, plan.threads);
   plan.tile_keys = hints.tile_keys ? hints.tile_keys : tile.keys;
-  plan.threads = static_cast<int>(std::min<Index>(plan.threads, most_items(p, plan.tile_rows, plan.tile_keys)));
+  plan.threads = useful_threads(plan, hints.threads > 0);
   const std::string tiles =
       fmt::format("tile {} rows x {} keys, {} threads", plan.tile_rows, plan.tile_keys, plan.threads);
 

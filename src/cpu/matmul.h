@@ -12,7 +12,7 @@ struct Plain {
   using Number = T;                // of C
   using Element = T;               // of A and B
   static constexpr int width = 1;  // numbers of k in an element
-  static TESSERA_ALWAYS Vec<T> step(Vec<T> sum, Vec<T> a, Vec<T> b) { return a * b + sum; }
+  static TESSERA_ALWAYS Vec<T> step(Vec<T> sum, Vec<T> a, Vec<T> b) { return fma(a, b, sum); }
 };
 #ifdef TESSERA_BF16_DOT
 // Two bf16 numbers at a time (vdpbf16ps): k even in the low half.
@@ -82,7 +82,7 @@ void multiply_kept(Index m, Index columns, Index depth, Factor<T> a, Factor<uint
       if (!kept.at[i * kept.row + k * kept.column]) continue;
       const Vec<T> left = splat(a.at[i * a.row + k * a.column]);
       for (Index n = 0; n < columns; n += lanes<T>)
-        store(c + i * c_row + n, left * load(b + k * b_row + n) + load(c + i * c_row + n));
+        store(c + i * c_row + n, fma(left, load(b + k * b_row + n), load(c + i * c_row + n)));
     }
 }
 

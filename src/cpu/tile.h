@@ -24,9 +24,9 @@ inline Plane plane_k(const Task& t, int name, const Sequence& s, Index head) {
   return plane_of(t, name, s.k.plane, s.k.used ? s.k.first : 0, head);
 }
 
-// Row `row` as T, `n` numbers and zeros up to padded(n). False if a number is not finite.
+// Row `row` as T: `n` numbers and zeros up to padded(n).
 template <class T>
-bool load_row(T* to, const Plane& from, Index row, Index n) {
+void load_row(T* to, const Plane& from, Index row, Index n) {
   const char* at = from.at + row * from.row_stride * bytes_of(from.dtype);
   const Index end = padded(n);
   Index i = 0;
@@ -44,11 +44,17 @@ bool load_row(T* to, const Plane& from, Index row, Index n) {
   }
   for (; i < n; ++i) to[i] = read<T>(at + i * from.dim_stride * bytes_of(from.dtype), from.dtype);
   for (; i < end; ++i) to[i] = 0;
+}
+
+template <class T>
+TESSERA_ALWAYS bool is_finite(T x) {
+  return x - x == 0;
+}
+// Is every number of `rows` rows of `width` finite? Asked where an excluded pair could otherwise spoil a sum.
+template <class T>
+bool all_finite(const T* at, Index rows, Index width) {
   Vec<T> zero{};  // x - x is 0 for finite x, else NaN
-  for (i = 0; i < end; i += lanes<T>) {
-    const Vec<T> x = load(to + i);
-    zero += x - x;
-  }
+  for (Index i = 0; i < rows * width; i += lanes<T>) zero += load(at + i) - load(at + i);
   return sum<T>(zero) == 0;
 }
 
@@ -85,16 +91,14 @@ TESSERA_ALWAYS bool excluded_for_all(const Task& t, const Sequence& s, Index key
          0;
 }
 
-// keys x n numbers of k or v, zeros for keys that nobody may see. False if a number is not finite.
+// keys x n numbers of k or v, zeros for keys that nobody may see.
 template <class T>
-bool load_keys(const Task& t, const Sequence& s, const Plane& from, Range keys, Index n, T* to, Index to_row) {
-  bool finite = true;
+void load_keys(const Task& t, const Sequence& s, const Plane& from, Range keys, Index n, T* to, Index to_row) {
   for (Index j = keys.begin; j < keys.end; ++j) {
     T* row = to + (j - keys.begin) * to_row;
     if (excluded_for_all(t, s, j)) clear(row, to_row);
-    else finite &= load_row(row, from, j, n);
+    else load_row(row, from, j, n);
   }
-  return finite;
 }
 
 // The rows of a flattened range, as (i, h).
@@ -108,11 +112,8 @@ inline void name_rows(RowTile& tile, const Task& t, Index kv, Range rows) {
 }
 
 template <class T>
-bool load_rows(const Task& t, int name, const Sequence& s, const RowTile& tile, Index n, T* to, Index to_row) {
-  bool finite = true;
-  for (Index r = 0; r < tile.count; ++r)
-    finite &= load_row(to + r * to_row, plane_q(t, name, s, tile.h[r]), tile.i[r], n);
-  return finite;
+void load_rows(const Task& t, int name, const Sequence& s, const RowTile& tile, Index n, T* to, Index to_row) {
+  for (Index r = 0; r < tile.count; ++r) load_row(to + r * to_row, plane_q(t, name, s, tile.h[r]), tile.i[r], n);
 }
 
 // One number of a row operand (lse, dlse, max_score) and of a head operand (slopes, sinks).

@@ -35,25 +35,50 @@ template <class T>
 TESSERA_ALWAYS Vec<T> splat(T x) {
   return x - Vec<T>{};
 }
+// a b + c, rounded once where the target can. Said, not left to the compiler's contraction: two places that make the
+// same sum must make the same bits.
+TESSERA_ALWAYS Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
+#if TESSERA_VECTOR_BYTES == 64
+  return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif TESSERA_VECTOR_BYTES == 32
+  return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+  for (int i = 0; i < lanes<float>; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+TESSERA_ALWAYS Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+#if TESSERA_VECTOR_BYTES == 64
+  return (Vec<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif TESSERA_VECTOR_BYTES == 32
+  return (Vec<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__FP_FAST_FMA)
+  for (int i = 0; i < lanes<double>; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
 template <class V>
 TESSERA_ALWAYS V larger(V a, V b) {  // b where either is NaN
   return a > b ? a : b;
 }
-template <class T>
-TESSERA_ALWAYS T sum(Vec<T> v) {  // pairwise, in one fixed order
-  T x[lanes<T>];
-  store(x, v);
-  for (int half = lanes<T> / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] += x[i + half];
-  return x[0];
+// Lane i gets lane i ^ distance.
+template <int distance, class V, int... lane>
+TESSERA_ALWAYS V exchanged(V v, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(v, v, (lane ^ distance)...);
 }
-template <class T>
+template <class T, int distance = lanes<T> / 2>
+TESSERA_ALWAYS T sum(Vec<T> v) {  // pairwise, in one fixed order
+  if constexpr (distance == 0) return v[0];
+  else return sum<T, distance / 2>(v + exchanged<distance>(v, std::make_integer_sequence<int, lanes<T>>{}));
+}
+template <class T, int distance = lanes<T> / 2>
 TESSERA_ALWAYS T largest(Vec<T> v) {
-  T x[lanes<T>];
-  store(x, v);
-  for (int half = lanes<T> / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-  return x[0];
+  if constexpr (distance == 0) return v[0];
+  else return largest<T, distance / 2>(larger(v, exchanged<distance>(v, std::make_integer_sequence<int, lanes<T>>{})));
 }
 template <class T>
 TESSERA_ALWAYS Vec<T> ramp() {  // 0, 1, 2, ...

@@ -23,12 +23,18 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 inline double load(const std::byte* from, int32_t dtype) {
   switch (dtype) {
-    case TESSERA_F64: return tools::read_as<double>(from);
-    case TESSERA_F32: return static_cast<double>(tools::read_as<float>(from));
-    case TESSERA_BF16: return static_cast<double>(tools::bf16_to_float(tools::read_as<uint16_t>(from)));
-    case TESSERA_F16: return static_cast<double>(tools::f16_to_float(tools::read_as<uint16_t>(from)));
-    case TESSERA_I32: return tools::read_as<int32_t>(from);
-    default: return tools::read_as<uint8_t>(from);
+    case TESSERA_F64:
+      return tools::read_as<double>(from);
+    case TESSERA_F32:
+      return static_cast<double>(tools::read_as<float>(from));
+    case TESSERA_BF16:
+      return static_cast<double>(tools::bf16_to_float(tools::read_as<uint16_t>(from)));
+    case TESSERA_F16:
+      return static_cast<double>(tools::f16_to_float(tools::read_as<uint16_t>(from)));
+    case TESSERA_I32:
+      return tools::read_as<int32_t>(from);
+    default:
+      return tools::read_as<uint8_t>(from);
   }
 }
 
@@ -67,8 +73,9 @@ struct Exam : tools::Case {
   }
   // K and V of keys, Q and dO of rows that no sequence uses or that exclude_keys takes away.
   void put_unused(double x) {
-    for (const auto& [side, names] : {std::pair(tools::Side::key, std::vector{TESSERA_K, TESSERA_V}),
-                                      std::pair(tools::Side::query, std::vector{TESSERA_Q, TESSERA_DOUT, TESSERA_DLSE})})
+    for (const auto& [side, names] :
+         {std::pair(tools::Side::key, std::vector{TESSERA_K, TESSERA_V}),
+          std::pair(tools::Side::query, std::vector{TESSERA_Q, TESSERA_DOUT, TESSERA_DLSE})})
       for (const int name : names) {
         if (!has(name)) continue;
         const tessera_operand& o = operand(name);
@@ -120,13 +127,15 @@ class Pages {
   explicit Pages(size_t bytes) {
     const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE)), whole = (bytes + page - 1) / page * page;
     bytes_ = whole + page;
-    void* const base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const base =
+        ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return;
     base_ = static_cast<std::byte*>(base);
     ::mprotect(base_ + whole, page, PROT_NONE);
     data_ = base_ + whole - bytes;
   }
-  Pages(Pages&& other) noexcept : base_(std::exchange(other.base_, nullptr)), data_(other.data_), bytes_(other.bytes_) {}
+  Pages(Pages&& other) noexcept
+      : base_(std::exchange(other.base_, nullptr)), data_(other.data_), bytes_(other.bytes_) {}
   Pages& operator=(Pages&&) = delete;
   ~Pages() {
     if (base_) ::munmap(base_, bytes_);
@@ -210,7 +219,9 @@ inline Answer attempt(const tessera_problem& problem, const tessera_bindings& bi
   tessera_plan_free(plan);
   return {code, code == TESSERA_OK ? "" : error.message};
 }
-inline void expect_ok(const Answer& answer) { ASSERT_EQ(answer.code, TESSERA_OK) << answer.message; }
+inline void expect_ok(const Answer& answer) {
+  ASSERT_EQ(answer.code, TESSERA_OK) << answer.message;
+}
 inline void expect_invalid(const Answer& answer, std::initializer_list<const char*> words) {
   EXPECT_EQ(answer.code, TESSERA_INVALID);
   for (const char* word : words) EXPECT_NE(answer.message.find(word), std::string::npos) << answer.message;

@@ -4,7 +4,6 @@
 namespace tessera::test {
 namespace {
 
-
 // Forward merge of cases with one query row a head.
 void merge(const std::vector<const Exam*>& parts, Exam& into) {
   const tessera_problem& p = into.problem();
@@ -90,7 +89,8 @@ TEST(Cases, H04_LseOfEveryRow) {
     Exam packed("forward f32 h2 d8 varlen=q[5,1]k[6,6] rows=q9");
     packed.put(TESSERA_Q, 0);
     run_all(packed, how);
-    for (int64_t i = 0; i < 9; ++i) expect_value(packed.get(TESSERA_LSE, {0, i, 1, 0}), i < 6 ? std::log(6.0) : -infinity, 1e-6);
+    for (int64_t i = 0; i < 9; ++i)
+      expect_value(packed.get(TESSERA_LSE, {0, i, 1, 0}), i < 6 ? std::log(6.0) : -infinity, 1e-6);
   });
 }
 
@@ -110,7 +110,8 @@ TEST(Cases, H05_ScaleIsANumberOfTheRun) {
 
 // Asked for beforehand, with lse in it; less is refused, with both numbers, before anything is written.
 TEST(Cases, H07_WorkspaceIsKnownBeforehand) {
-  for (const char* line : {"forward bf16 h64/8 q64 k64 d16 mask=causal", "backward f32 h4/2 q33 k33 d16 bias=1,h,q,k sink alibi"}) {
+  for (const char* line :
+       {"forward bf16 h64/8 q64 k64 d16 mask=causal", "backward f32 h4/2 q33 k33 d16 bias=1,h,q,k sink alibi"}) {
     Exam c(line);
     tools::Choice choice;
     choice.kernels = "cpu";

@@ -17,7 +17,8 @@ TEST(Cases, F01_GroupSizes) {
       });
       expect_line_right(fmt::format("forward bf16 h{}/2 q{} k65 d16 mask=causal", 2 * group, rows));
     }
-  for (const int64_t group : {5, 7, 12, 71}) expect_line_right(fmt::format("backward bf16 h{0}/1 q5 k33 d16 mask=causal", group));
+  for (const int64_t group : {5, 7, 12, 71})
+    expect_line_right(fmt::format("backward bf16 h{0}/1 q5 k33 d16 mask=causal", group));
 }
 
 TEST(Cases, F06_PackedHeadsBeyondTheFirstRows) {
@@ -28,12 +29,14 @@ TEST(Cases, F06_PackedHeadsBeyondTheFirstRows) {
     run_all(c, how);
     for (int64_t i = 0; i < 300; ++i)
       for (int64_t h = 0; h < 8; ++h)
-        ASSERT_NEAR(c.get(TESSERA_OUT, {0, i, h, 31}), static_cast<double>(i) / 2 + static_cast<double>(1000 * (h / 4)), 2e-3);
+        ASSERT_NEAR(c.get(TESSERA_OUT, {0, i, h, 31}), static_cast<double>(i) / 2 + static_cast<double>(1000 * (h / 4)),
+                    2e-3);
   });
 }
 
 TEST(Cases, F07_HeadDims) {
-  for (const int d : {1, 2, 7, 8, 40, 56, 59, 63, 64, 72, 80, 88, 96, 112, 120, 128, 132, 160, 192, 224, 256, 320, 512, 576}) {
+  for (const int d :
+       {1, 2, 7, 8, 40, 56, 59, 63, 64, 72, 80, 88, 96, 112, 120, 128, 132, 160, 192, 224, 256, 320, 512, 576}) {
     expect_line_right(fmt::format("forward bf16 h2/1 q9 k33 d{} mask=causal", d));
     expect_line_right(fmt::format("backward f32 h2/1 q9 k33 d{} mask=causal", d));
   }
@@ -109,9 +112,13 @@ TEST(Cases, M07_SinksOfOddGroups) {
   });
 }
 
-TEST(Cases, O05_GroupsOfSixInBfloat16) { expect_line_right("forward bf16 h24/4 q1 k300 d256"); }
+TEST(Cases, O05_GroupsOfSixInBfloat16) {
+  expect_line_right("forward bf16 h24/4 q1 k300 d256");
+}
 
-TEST(Cases, P06_GroupsOfSevenAreAsExact) { expect_line_right("forward bf16 h28/4 q1 k256 d128"); }
+TEST(Cases, P06_GroupsOfSevenAreAsExact) {
+  expect_line_right("forward bf16 h28/4 q1 k256 d128");
+}
 
 }  // namespace
 }  // namespace tessera::test

@@ -15,7 +15,9 @@ struct Moved {
       pages.emplace_back(span_bytes(o));
       bindings.data[name] = pages.back().data();
       given = given && bindings.data[name];
-      if (given) tools::for_each_index(tools::extents(o), [&](const Index& i) { std::memcpy(at(name, i), c.at(name, i), size(name)); });
+      if (given)
+        tools::for_each_index(tools::extents(o),
+                              [&](const Index& i) { std::memcpy(at(name, i), c.at(name, i), size(name)); });
     }
     problem.alignment = 1;
   }
@@ -82,17 +84,26 @@ TEST(Cases, D09_BatchStridesNear32Bits) {
   on_engines([](const How& how) {
     constexpr int64_t far = int64_t{1} << 29;
     Exam c("backward bf16 b5 h4/2 q3 k9 d8 mask=causal");
-    Moved(c, {{TESSERA_K, {far, 16, 8, 1}}, {TESSERA_V, {far + 1, 16, 8, 1}}, {TESSERA_DK, {far + 2, 16, 8, 1}},
-              {TESSERA_Q, {far, 32, 8, 1}}, {TESSERA_OUT, {far, 32, 8, 1}}, {TESSERA_DQ, {far + 3, 32, 8, 1}},
-              {TESSERA_DOUT, {far, 32, 8, 1}}, {TESSERA_LSE, {far, 4, 1, 1}}}).expect_same(how);
+    Moved(c, {{TESSERA_K, {far, 16, 8, 1}},
+              {TESSERA_V, {far + 1, 16, 8, 1}},
+              {TESSERA_DK, {far + 2, 16, 8, 1}},
+              {TESSERA_Q, {far, 32, 8, 1}},
+              {TESSERA_OUT, {far, 32, 8, 1}},
+              {TESSERA_DQ, {far + 3, 32, 8, 1}},
+              {TESSERA_DOUT, {far, 32, 8, 1}},
+              {TESSERA_LSE, {far, 4, 1, 1}}})
+        .expect_same(how);
   });
 }
 
 TEST(Cases, D11_HeadAndDimStridesBeyond32Bits) {
   on_engines([](const How& how) {
     Exam c("backward f32 h3 q4 k5 d3");
-    Moved(c, {{TESSERA_Q, {0, 1, two31, 9}}, {TESSERA_K, {0, 3, 1, two31}}, {TESSERA_V, {0, two31, 3, 1}},
-              {TESSERA_DV, {0, two31 + 1, 3, 1}}}).expect_same(how);
+    Moved(c, {{TESSERA_Q, {0, 1, two31, 9}},
+              {TESSERA_K, {0, 3, 1, two31}},
+              {TESSERA_V, {0, two31, 3, 1}},
+              {TESSERA_DV, {0, two31 + 1, 3, 1}}})
+        .expect_same(how);
   });
 }
 
@@ -120,7 +131,8 @@ TEST(Cases, D14_PackedRowsBeyond32Bits) {
 // 33728 does not fit 16 bits with a sign.
 TEST(Cases, D15_LengthBeyond16Bits) {
   on_engines([](const How& how) {
-    for (const char* line : {"forward f32 h1 q1 k33728 d64", "forward f32 h1 q33728 k1 d64", "forward f32 h1 q65537 k1 d2"}) {
+    for (const char* line :
+         {"forward f32 h1 q1 k33728 d64", "forward f32 h1 q33728 k1 d64", "forward f32 h1 q65537 k1 d2"}) {
       Exam c(line);
       for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V}) c.put(name, 0);
       run_all(c, how);
@@ -176,8 +188,9 @@ TEST(Cases, E06_TheLastDimensionIsNotContiguous) {
       for (const char* name : {"q", "k", "v", "out", "dout", "dq", "dk", "dv"})
         expect_same_bits(line, fmt::format("{} strides={}[256,1,128,8]", line, name), how);
     }
-    expect_same_bits("backward f32 h2 q5 k7 d8 bias=1,1,q,k mask=keep",
-                     "backward f32 h2 q5 k7 d8 bias=1,1,q,k mask=keep strides=bias[0,0,1,5]dbias[0,0,2,10]keep[0,0,3,15]", how);
+    expect_same_bits(
+        "backward f32 h2 q5 k7 d8 bias=1,1,q,k mask=keep",
+        "backward f32 h2 q5 k7 d8 bias=1,1,q,k mask=keep strides=bias[0,0,1,5]dbias[0,0,2,10]keep[0,0,3,15]", how);
   });
 }
 
@@ -202,7 +215,8 @@ TEST(Cases, E11_BroadcastMasksAndBiases) {
     for (const char* dims : {"b,1,1,k", "1,1,q,1", "1,h,1,k", "b,1,q,k", "1,1,1,1", "1,1,1,k", "b,h,q,1"}) {
       SCOPED_TRACE(dims);
       const std::string line = "forward f32 b2 h2 q33 k40 d8";
-      Exam small(fmt::format("{} mask=keep({}) bias={}", line, dims, dims)), full(line + " mask=keep(b,h,q,k) bias=b,h,q,k");
+      Exam small(fmt::format("{} mask=keep({}) bias={}", line, dims, dims)),
+          full(line + " mask=keep(b,h,q,k) bias=b,h,q,k");
       for (const int name : {TESSERA_KEEP, TESSERA_BIAS})
         full.put(name, [&](Index i) {
           for (size_t d = 0; d < 4; ++d) i[d] = std::min(i[d], small.operand(name).extent[d] - 1);
@@ -218,7 +232,8 @@ TEST(Cases, E11_BroadcastMasksAndBiases) {
 TEST(Cases, E12_O06_OutInAnyLayout) {
   on_engines([](const How& how) {
     for (const char* line : {"forward bf16 b2 h4 q33 k33 d32 mask=causal", "backward f32 b2 h2 q49 k49 d32"})
-      for (const char* layout : {"bhsd", "qkv", "kv"}) expect_same_bits(line, fmt::format("{} layout={}", line, layout), how);
+      for (const char* layout : {"bhsd", "qkv", "kv"})
+        expect_same_bits(line, fmt::format("{} layout={}", line, layout), how);
   });
 }
 

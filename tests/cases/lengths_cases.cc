@@ -14,6 +14,12 @@ TEST(Cases, C01_KeysWithoutQueries) {
           EXPECT_EQ(c.get(name, {0, j, 0, d}) == 0, j == 2 || j == 3);
         }
     expect_right(c, "C01");
+    const std::vector<std::byte> bits = output_bits(c);
+    for (const int name : {TESSERA_K, TESSERA_V})  // nobody asks for these
+      for (int64_t j = 2; j < 4; ++j)
+        for (int64_t d = 0; d < 16; ++d) c.set(name, {0, j, 0, d}, nan);
+    run_all(c, how);
+    EXPECT_TRUE(output_bits(c) == bits);
   });
   expect_line_right("backward bf16 h4/1 d256 varlen=q[0,60,42,0]k[126,87,42,153]");
 }
@@ -52,10 +58,10 @@ TEST(Cases, C03_NoKeysAtAll) {
 
 TEST(Cases, C04_NoBatchNoQueriesNoHeads) {
   on_engines([](const How& how) {
-    for (const char* line :
-         {"backward f32 b0 h10 q3952 k16 d64", "backward f32 b0 h2 q5 k5 d8 mask=causal dropout=0.5 sink alibi bias=1,h,q,k",
-          "backward f16 b7 h9 q0 k0 d7 mask=causal", "backward f32 b2 h2 q0 k9 d8 dropout=0.3",
-          "backward bf16 h2 d8 varlen=q[0,0]k[5,0]", "backward f32 h2 d8 b0 varlen=q[]k[]"}) {
+    for (const char* line : {"backward f32 b0 h10 q3952 k16 d64",
+                             "backward f32 b0 h2 q5 k5 d8 mask=causal dropout=0.5 sink alibi bias=1,h,q,k",
+                             "backward f16 b7 h9 q0 k0 d7 mask=causal", "backward f32 b2 h2 q0 k9 d8 dropout=0.3",
+                             "backward bf16 h2 d8 varlen=q[0,0]k[5,0]", "backward f32 h2 d8 b0 varlen=q[]k[]"}) {
       SCOPED_TRACE(line);
       Exam c(line);
       run_all(c, how);
@@ -82,7 +88,7 @@ TEST(Cases, C07_MalformedOffsets) {
   refuse({-1, 3, 7}, {"cu_seqlens_k[0]", "-1"});
   refuse({0, 4, 3}, {"decrease", "4", "3"});
   refuse({0, 4, -5}, {"decrease", "-5"});
-  refuse({0, 4, 8}, {"8", "7 rows"});  // more rows than there are
+  refuse({0, 4, 8}, {"8", "7 rows"});      // more rows than there are
   refuse({0, 6, 7}, {"6", "len_k", "4"});  // longer than was promised
   refuse({0, INT32_MAX, INT32_MAX}, {"len_k"});
   refuse({0, INT32_MAX, INT32_MIN}, {"len_k"});

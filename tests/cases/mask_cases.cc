@@ -23,7 +23,8 @@ std::vector<double> averages(const std::string& text, const How& how) {
 TEST(Cases, A01_CausalWithMoreQueriesThanKeys) {
   on_engines([](const How& how) {
     Exam c("backward f16 h1 d32 varlen=q[76,34,146]k[1,1,1] mask=causal dlse");
-    for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V}) c.put(name, [&](const Index& i) { return 3 * c.get(name, i); });
+    for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V})
+      c.put(name, [&](const Index& i) { return 3 * c.get(name, i); });
     c.put(TESSERA_DOUT, 1);
     c.put(TESSERA_DLSE, 0);
     const std::vector<int64_t> last = {75, 109, 255};

