@@ -9,7 +9,8 @@ struct Moved {
   Moved(Exam& from, std::initializer_list<std::pair<int, Index>> strides)
       : c(from), problem(from.problem()), bindings(from.bindings()) {
     pages.reserve(strides.size());
-    for (const auto& [name, stride] : strides) {
+    for (const auto& [which, stride] : strides) {
+      const int name = which;  // clang 14 cannot capture a binding
       tessera_operand& o = problem.operand[name];
       std::copy(stride.begin(), stride.end(), o.stride);
       pages.emplace_back(span_bytes(o));
