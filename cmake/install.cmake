@@ -1,5 +1,5 @@
-# What a consumer gets: the shared library, its headers, find_package(tessera) and tessera.pc. The library keeps OpenMP
-# and fmt to itself, so neither is asked of the consumer.
+# What a consumer gets: the shared library, its headers, find_package(tessera), tessera.pc and documents. The library
+# keeps OpenMP and fmt to itself, so neither is asked of the consumer. The command installs itself (tools/tessera).
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 
@@ -13,6 +13,9 @@ install(TARGETS tessera EXPORT tesseraTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/docs/contract.md
+  DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${package_dir})
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/tesseraConfig.cmake.in tesseraConfig.cmake

@@ -19,5 +19,5 @@ install_missing() {
   "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-build_packages=(g++ cmake ninja-build git libfmt-dev libcli11-dev nlohmann-json3-dev libpng-dev)
+build_packages=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libpng-dev)
 test_packages=(libgtest-dev libbenchmark-dev pkg-config python3)

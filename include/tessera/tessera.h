@@ -3,14 +3,16 @@
  * Conventions
  *  1. A Problem holds shapes, strides, dtypes and options, never a pointer. A Plan is made from it by pure host work.
  *     Pointers enter only in `tessera_bindings`, at `tessera_run`.
- *  2. Every struct begins with `size`: set it with the struct's `tessera_*_init`, which also sets every default. A
- *     caller built against an older header passes a smaller size; what it does not know keeps its default.
+ *  2. Every struct begins with `size`: set it to sizeof, or with the struct's `tessera_*_init`, which also sets every
+ *     default. A caller built against an older header passes a smaller size; what it does not know keeps its default.
  *  3. Zero means "absent" only where zero is not a legal value. Scale, window and prefix carry a `has_` flag.
  *  4. Every call that can fail returns a `tessera_code` and, if `error` is not NULL, writes what went wrong: the
  *     argument, its value, the rule and the way out. On failure outputs that are handles are set to NULL.
  *  5. Strides count elements, lengths count rows (tokens), workspace counts bytes, lse is the natural logarithm.
  *  6. Everything may be called from many threads at once; a Plan is immutable and may be run by many threads with
  *     different workspaces.
+ *  7. Outputs have their own memory: nothing that is read may overlap what is written. (One address for both is refused;
+ *     interleaved views of one buffer are fine.)
  *
  * The meaning of every option is in docs/contract.md; formulas below use its names.
  */
@@ -81,8 +83,8 @@ typedef enum tessera_name {
   TESSERA_V,                 /* (B, Sk, Hkv, Dv)            as q */
   TESSERA_BIAS,              /* (1|B, 1|Hq, 1|Sq, 1|Sk)     any float; added to the scores; -inf excludes */
   TESSERA_KEEP,              /* (1|B, 1|Hq, 1|Sq, 1|Sk)     bool; true keeps */
-  TESSERA_EXCLUDE_KEYS,      /* (B, Sk, 1, 1)               bool; true excludes (key padding) */
-  TESSERA_DOCUMENTS_Q,       /* (B, Sq, 1, 1)               i32; ids equal and >= 0 are kept */
+  TESSERA_EXCLUDE_KEYS,      /* (B, Sk, 1, 1)               bool; true excludes (key padding); (B, max Sk) if packed too */
+  TESSERA_DOCUMENTS_Q,       /* (B, Sq, 1, 1)               i32; ids equal and >= 0 are kept; (1, rows) if packed */
   TESSERA_DOCUMENTS_K,       /* (B, Sk, 1, 1)               i32 */
   TESSERA_SLOPES,            /* (1|B, 1, Hq, 1)             acc; ALiBi: score -= slope |p_i - j| */
   TESSERA_SINKS,             /* (1, 1, Hq, 1)               acc; lse gains exp(sink) */
@@ -197,10 +199,12 @@ TESSERA_API void tessera_line_free(tessera_line* line);
 TESSERA_API const tessera_problem* tessera_line_problem(const tessera_line* line);
 /* Values that the line gives to an int32 operand (cu_seqlens_q, seqused_k, ...); NULL and *count = 0 if none. */
 TESSERA_API const int32_t* tessera_line_values(const tessera_line* line, int32_t name, int64_t* count);
-TESSERA_API uint64_t tessera_line_seed(const tessera_line* line);
+TESSERA_API uint64_t tessera_line_seed(const tessera_line* line); /* of dropout */
+TESSERA_API uint64_t tessera_line_offset(const tessera_line* line);
 /* The text form: parse and print are inverse. Writes at most `capacity` bytes with the final zero, returns the bytes
  * needed with the final zero. `buffer` may be NULL if capacity is 0. */
 TESSERA_API size_t tessera_line_print(const tessera_line* line, char* buffer, size_t capacity);
+/* The same of a problem alone; an empty text if it is not one. */
 TESSERA_API size_t tessera_problem_print(const tessera_problem* problem, char* buffer, size_t capacity);
 
 /* ------------------------------------------------------------------------------------------------------ device */
@@ -242,13 +246,13 @@ typedef struct tessera_hints {
   size_t size;
   const char* kernels;     /* NULL: all; else names or prefixes that may be chosen, separated by commas: "cpu",
                               "cpu.avx2", "reference.oracle" (which is never chosen unless named) */
-  int32_t threads;         /* 0: all that the device has */
+  int32_t threads;         /* 0: as many of the device's as the work is worth; at most 1024 */
   int32_t has_workspace_limit;
   int64_t workspace_limit; /* bytes */
   int32_t tile_rows;       /* 0: the kernel's own choice; at most 1024 */
   int32_t tile_keys;       /* 0: the kernel's own choice; at most 1024 */
-  int64_t sample_pairs;    /* reference kernels only: compute this many (batch, KV head) pairs, evenly spread, and leave
-                              the rest of the outputs untouched; 0: all */
+  int64_t sample_pairs;    /* reference kernels only (others refuse it): compute this many (batch, KV head) pairs, evenly
+                              spread, and leave the rest of the outputs untouched; 0: all */
 } tessera_hints;
 TESSERA_API void tessera_hints_init(tessera_hints* hints);
 
@@ -294,7 +298,7 @@ typedef struct tessera_bindings {
   uint64_t offset;
 } tessera_bindings;
 TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
-/* Allocates nothing, reads and writes only what is bound. `stream` is the GPU stream; NULL on a CPU. Malformed lengths
+/* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is the GPU stream; NULL on a CPU. Malformed lengths
  * (cu_seqlens that start above 0 or decrease, a length over its bound ...) are TESSERA_INVALID, nothing is written. */
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
@@ -327,11 +331,11 @@ typedef struct tessera_verdict {
 } tessera_verdict;
 /* Judges the outputs in `got` (results of `problem` on the inputs in the same bindings) against the float64 oracle.
  * Writes at most `capacity` verdicts, *count of them. TESSERA_OK, or TESSERA_WRONG if one fails. `sample_pairs` as in
- * tessera_hints. Allocates. */
+ * tessera_hints; gradients that sum over all pairs (dbias, dslopes, dsinks) need 0. Allocates. */
 TESSERA_API int32_t tessera_verify(const tessera_problem* problem, const tessera_bindings* got, int64_t sample_pairs,
                                    tessera_verdict* verdicts, int32_t capacity, int32_t* count, tessera_error* error);
 
-/* Merging partial states over disjoint key sets: lse = log sum_n exp(lse_n), out = sum_n exp(lse_n - lse) out_n.
+/* Merging partial states over disjoint key sets (allocates one row a thread): lse = log sum_n exp(lse_n), out = sum_n exp(lse_n - lse) out_n.
  * A part (out 0, lse -inf) is the identity. Backward: dout_n = w_n dout, dlse_n = w_n (dlse + dout . (out_n - out)).
  * All parts share one layout; dtypes: part_out and out any float, lse the accumulation type (f64 for f64, else f32). */
 typedef struct tessera_merge {

@@ -76,7 +76,7 @@ struct Free {
 class Problem {
  public:
   Problem() { tessera_problem_init(&c_); }
-  explicit Problem(const tessera_problem& c) : c_(c) {}
+  explicit Problem(const tessera_problem& c) : c_(c) { c_.size = sizeof c_; }  // a newer library's may say more
 
   Problem& backward() { return c_.pass = TESSERA_BACKWARD, *this; }
   Problem& batch(int64_t n) { return c_.batch = n, *this; }
@@ -158,6 +158,7 @@ class Line {
     return {values, values + count};
   }
   uint64_t seed() const { return tessera_line_seed(line_.get()); }
+  uint64_t offset() const { return tessera_line_offset(line_.get()); }
   std::string text() const {
     return detail::text_of([&](char* buffer, size_t n) { return tessera_line_print(line_.get(), buffer, n); });
   }

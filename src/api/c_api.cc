@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/element_mask.h"
 #include "core/error.h"
 #include "core/line.h"
 #include "core/plan.h"
@@ -120,7 +121,7 @@ struct Sized<tessera_verdict> {
 template <>
 struct Sized<tessera_merge> {
   static constexpr const char* text = "merge";
-  static constexpr size_t least = sizeof(tessera_merge);
+  static constexpr size_t least = offsetof(tessera_merge, part_out_data);
 };
 
 constexpr size_t largest_struct = size_t{1} << 16;  // a size past it was never set, and nothing may be read by it
@@ -238,50 +239,12 @@ void check_pair(const core::Problem& p, int64_t batch, int64_t head) {
   require(head >= 0 && head < p.heads_q, "head is {}; the problem has {} query heads.", head, p.heads_q);
 }
 
-bool is_minus_infinity(const core::Operand& o, const void* data, int64_t at) {
-  switch (o.dtype) {
-    case TESSERA_F64:
-      return static_cast<const double*>(data)[at] < std::numeric_limits<double>::lowest();
-    case TESSERA_F32:
-      return static_cast<const float*>(data)[at] < std::numeric_limits<float>::lowest();
-    case TESSERA_BF16:
-      return static_cast<const rules::Half*>(data)[at] == 0xFF80;
-    default:
-      return static_cast<const rules::Half*>(data)[at] == 0xFC00;
-  }
-}
-
-// The parts of a mask that are operands, for one (batch, head).
-struct ElementMask {
-  const core::Problem& p;
-  const core::Bindings& bound;
-  core::Sequence s;
-  int64_t head;
-
-  template <class T>
-  T at(int name, int64_t a, int64_t b, int64_t c, int64_t d) const {
-    return static_cast<const T*>(bound.data[name])[core::offset_of(core::operand(p, name), a, b, c, d)];
-  }
-  bool keeps(int64_t i, int64_t j) const {
-    if (core::has(p, TESSERA_KEEP) && !at<uint8_t>(TESSERA_KEEP, s.batch, head, i, j)) return false;
-    if (core::has(p, TESSERA_EXCLUDE_KEYS) && at<uint8_t>(TESSERA_EXCLUDE_KEYS, s.batch, j, 0, 0)) return false;
-    if (core::has(p, TESSERA_DOCUMENTS_Q)) {
-      const int32_t mine = at<int32_t>(TESSERA_DOCUMENTS_Q, s.q.plane, s.q.first + i, 0, 0);
-      if (mine < 0 || mine != at<int32_t>(TESSERA_DOCUMENTS_K, s.k.plane, s.k.first + j, 0, 0)) return false;
-    }
-    const core::Operand& bias = core::operand(p, TESSERA_BIAS);
-    // A bias is a score, not a part of the mask: it counts where it is bound.
-    return !core::has(p, TESSERA_BIAS) || !bound.data[TESSERA_BIAS] ||
-           !is_minus_infinity(bias, bound.data[TESSERA_BIAS], core::offset_of(bias, s.batch, head, i, j));
-  }
-};
-
 void fill_mask(const core::Problem& p, const core::Bindings& bound, int64_t batch, int64_t head, uint8_t* grid) {
-  const ElementMask elements = {p, bound, core::sequence(p, bound, batch), head};
-  const rules::BandMask band = core::band_mask(p, elements.s);
+  const core::Sequence s = core::sequence(p, bound, batch);
+  const rules::BandMask band = core::band_mask(p, s);
   std::fill_n(grid, p.len_q * p.len_k, uint8_t{0});
-  for (int64_t i = 0; i < elements.s.q.used; ++i)
-    for (int64_t j = 0; j < elements.s.k.used; ++j) grid[i * p.len_k + j] = band.keeps(i, j) && elements.keeps(i, j);
+  for (int64_t i = 0; i < s.q.used; ++i)
+    for (int64_t j = 0; j < s.k.used; ++j) grid[i * p.len_k + j] = core::keeps(p, bound, s, band, head, i, j);
 }
 
 std::string build_info() {
@@ -338,6 +301,11 @@ int32_t tessera_declare_all(tessera_problem* problem, int32_t dtype, int32_t lay
   return guarded(error, [&] {
     change_problem(problem, [&](core::Problem& p) {
       check_declaration(p, dtype, layout);
+      require(dtype <= TESSERA_F16, "dtype is {}; that of q, k and v must be f64, f32, bf16 or f16.",
+              rules::dtype_rows[dtype].text);
+      require(p.heads_q > 0 && p.heads_kv > 0 && p.dim > 0 && p.dim_v > 0,
+              "heads are {}/{} and dims {}/{}; extents are made of them. Set all sizes before operands are declared.",
+              p.heads_q, p.heads_kv, p.dim, p.dim_v);
       core::declare_all(p, dtype, layout);
     });
   });
@@ -370,6 +338,9 @@ const int32_t* tessera_line_values(const tessera_line* line, int32_t name, int64
 }
 uint64_t tessera_line_seed(const tessera_line* line) {
   return line ? line->line.seed : 0;
+}
+uint64_t tessera_line_offset(const tessera_line* line) {
+  return line ? line->line.offset : 0;
 }
 size_t tessera_line_print(const tessera_line* line, char* buffer, size_t capacity) {
   return put_text(buffer, capacity, [&] { return line ? core::print(line->line) : std::string(); });
@@ -511,17 +482,9 @@ int32_t tessera_verify(const tessera_problem* problem, const tessera_bindings* g
                        tessera_verdict* verdicts, int32_t capacity, int32_t* count, tessera_error* error) {
   if (count) *count = 0;
   return guarded(error, [&] {
-    core::Plan judged;  // of a CPU, without workspace: every operand must be bound, as in a run
-    judged.problem = read_problem(problem);
-    core::check(judged.problem);
-    const core::Bindings bound = read_bindings(got);
-    require(sample_pairs >= 0, "sample_pairs is {}; it must be at least 0.", sample_pairs);
     require(capacity >= 0, "capacity is {}; it must be at least 0.", capacity);
     if (capacity > 0) check_size(verdicts);
-    judged.device = initial<tessera_device>();
-    core::check_bindings(judged, bound);
-
-    const std::vector<tessera_verdict> all = reference::verify(judged.problem, bound, sample_pairs);
+    const std::vector<tessera_verdict> all = reference::verify(read_problem(problem), read_bindings(got), sample_pairs);
     const auto n = std::min(static_cast<int32_t>(all.size()), capacity);
     const size_t step = n > 0 ? verdicts->size : 0;  // the caller's verdicts lie as far apart as its header says
     for (int32_t i = 0; i < n; ++i) {

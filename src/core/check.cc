@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include "core/error.h"
@@ -35,9 +36,10 @@ void check_sizes(const Problem& p) {
           p.rows_q);
   require(p.rows_k == 0 || packed_k(p), "rows_k is {} but k is not packed; declare cu_seqlens_k or leave rows_k 0.",
           p.rows_k);
-  const double scores =
-      static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * static_cast<double>(std::max(p.len_q, p.len_k));
-  require(scores < 0x1p58, "batch * heads_q * length is {:.3g}; it must stay below 2^58. Split the batch.", scores);
+  const double dense = static_cast<double>(p.batch) * static_cast<double>(std::max(p.len_q, p.len_k));
+  const double rows =
+      std::max(dense, static_cast<double>(std::max(p.rows_q, p.rows_k))) * static_cast<double>(p.heads_q);
+  require(rows < 0x1p56, "batch * heads_q * length is {:.3g}; it must stay below 2^56. Split the batch.", rows);
   require(p.dropout == 0 || static_cast<double>(p.batch) * static_cast<double>(p.heads_q) < 0x1p32,
           "batch * heads_q is {} x {}; dropout counts them in 32 bits. Split the batch.", p.batch, p.heads_q);
   require(p.alignment >= 0 && (p.alignment & (p.alignment - 1)) == 0,
@@ -49,6 +51,16 @@ void check_numbers(const Problem& p) {
           p.scale);
   require(std::isfinite(p.softcap) && p.softcap >= 0, "softcap is {}; it must be finite and positive, or 0 for none.",
           p.softcap);
+  // Engines compute in the accumulation type, so what they multiply by must be a number there.
+  const bool f64 = accumulation_dtype(p) == TESSERA_F64;
+  const double most = f64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  const double least = f64 ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+  require(!p.has_scale || std::abs(p.scale) <= most, "scale is {}; it must fit {}, at most {:.4g}. Scale q instead.",
+          p.scale, f64 ? "f64" : "f32", most);
+  require(
+      p.softcap == 0 || (p.softcap <= most && p.softcap >= least && 1 / p.softcap >= least && 1 / p.softcap <= most),
+      "softcap is {}; it and its inverse must fit {}. Use a softcap from {:.4g} to {:.4g}.", p.softcap,
+      f64 ? "f64" : "f32", std::max(least, 1 / most), std::min(most, 1 / least));
   require(p.dropout >= 0 && p.dropout < 1, "dropout is {}; it must be at least 0 and below 1.", p.dropout);
 }
 
@@ -116,35 +128,13 @@ void check_extents(const Problem& p, const OperandRow& row, const Operand& o) {
     const bool fits = o.extent[d] == full || (may_be_1 && o.extent[d] == 1);
     require(fits, "{}.extent[{}] ({}) is {}; it must be {}{}. Pass the tensor that belongs to this problem.", row.text,
             d, (grid ? grid_dims : token_dims)[d], o.extent[d], may_be_1 && full != 1 ? "1 or " : "", full);
-    require(o.extent[d] <= 1 || (o.stride[d] >= 0 && o.stride[d] <= farthest / o.extent[d]),
-            "{}.stride[{}] is {}; over {} elements it must stay from 0 to 2^58. Copy the tensor.", row.text, d,
-            o.stride[d], o.extent[d]);
   }
-  require(span(o) <= farthest, "{} spans {} elements; it must stay below 2^58. Copy the tensor.", row.text, span(o));
+  check_strides(row.text, o);
   if (row.partner != row.name && row.kind == Kind::as_partner)
     for (int d = 0; d < 4; ++d)
       require(o.extent[d] == operand(p, row.partner).extent[d],
               "{}.extent[{}] is {} and {}'s is {}; they must be equal.", row.text, d, o.extent[d],
               operand_row(row.partner).text, operand(p, row.partner).extent[d]);
-}
-
-// Sorted by stride, each dimension must step over all that the smaller ones reach.
-void check_places(const OperandRow& row, const Operand& o) {
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, extent
-  for (int d = 0; d < 4; ++d) {
-    if (o.extent[d] == 0) return;
-    if (o.extent[d] > 1) dims.emplace_back(o.stride[d], o.extent[d]);
-  }
-  std::sort(dims.begin(), dims.end());
-  int64_t reach = 1;
-  for (const auto& [stride, extent] : dims) {
-    require(
-        stride >= reach,
-        "{} has stride {} over {} elements; elements of an output must not share addresses, so it must be at least {}. "
-        "Give {} its own memory.",
-        row.text, stride, extent, reach, row.text);
-    reach += (extent - 1) * stride;
-  }
 }
 
 void check_operands(const Problem& p) {
@@ -169,7 +159,7 @@ void check_operands(const Problem& p) {
     const std::string rule = dtype_rule(p, row, dtype);
     require(rule.empty(), "{}.dtype is {}; {}. Convert it.", row.text, rules::dtype_rows[dtype].text, rule);
     check_extents(p, row, operand(p, name));
-    if (is_output(r)) check_places(row, operand(p, name));
+    if (is_output(r)) check_places(row.text, operand(p, name));
     if (row.kind == Kind::i32 && row.axes[1] == Axis::one)
       require(operand(p, name).extent[0] <= 1 || operand(p, name).stride[0] == 1,
               "{}.stride[0] is {}; lists of lengths must be dense. Copy it.", row.text, operand(p, name).stride[0]);
@@ -183,6 +173,33 @@ void check_operands(const Problem& p) {
 }
 
 }  // namespace
+
+void check_strides(const char* text, const Operand& o) {
+  for (int d = 0; d < 4; ++d)
+    require(o.extent[d] <= 1 || (o.stride[d] >= 0 && o.stride[d] <= farthest / o.extent[d]),
+            "{}.stride[{}] is {}; over {} elements it must stay from 0 to 2^58. Copy the tensor.", text, d, o.stride[d],
+            o.extent[d]);
+  require(span(o) <= farthest, "{} spans {} elements; it must stay below 2^58. Copy the tensor.", text, span(o));
+}
+
+void check_places(const char* text, const Operand& o) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, extent
+  for (int d = 0; d < 4; ++d) {
+    if (o.extent[d] == 0) return;
+    if (o.extent[d] > 1) dims.emplace_back(o.stride[d], o.extent[d]);
+  }
+  // Sorted by stride, each dimension must step over all that the smaller ones reach.
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 1;
+  for (const auto& [stride, extent] : dims) {
+    require(
+        stride >= reach,
+        "{} has stride {} over {} elements; elements of an output must not share addresses, so it must be at least {}. "
+        "Give {} its own memory.",
+        text, stride, extent, reach, text);
+    reach += (extent - 1) * stride;
+  }
+}
 
 bool needs_corner(const Problem& p) {
   const tessera_mask& m = p.mask;

@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/sequence.h"
 #include "rules/dtype.h"
 
 namespace tessera::core {
@@ -149,7 +150,7 @@ struct Words {
   bool lse = true, max_score = false, dlse = false;
   std::optional<std::vector<int>> grads;
   std::vector<Strides> strides;
-  uint64_t seed = 0;
+  uint64_t seed = 0, offset = 0;
   bool has_dim = false;
 };
 
@@ -205,7 +206,10 @@ void read_mask_part(Reader& r, Words& w, std::set<string_view>& said) {
     r.expect(")");
     return n;
   };
-  if (part == "none") return;
+  if (part == "none") {
+    if (r.rest.starts_with("&") || said.size() > 1) r.fail("none stands alone; drop it or the other parts.");
+    return;
+  }
   if (part == "first") {
     m.first = argument("first", 1);
   } else if (part == "keep") {
@@ -274,6 +278,7 @@ void read_option(Reader& r, string_view key, Words& w) {
   } else if (key == "dropout") {
     p.dropout = r.number<double>("a number");
     if (r.take("@seed")) w.seed = r.number<uint64_t>("a seed");
+    if (r.take("@offset")) w.offset = r.number<uint64_t>("an offset");
   } else if (key == "varlen") {
     read_sides(r, w.varlen);
   } else if (key == "seqused") {
@@ -337,10 +342,30 @@ bool read_size(string_view word, Words& w) {
 std::string key_of(string_view word) {
   const size_t equals = word.find('=');
   if (equals != string_view::npos) return std::string(word.substr(0, equals));
-  if (word.size() > 1 && std::isdigit(static_cast<unsigned char>(word[1])) &&
+  if (word.size() > 1 && (std::isdigit(static_cast<unsigned char>(word[1])) || word[1] == '-') &&
       string_view("bqkhd").find(word[0]) != string_view::npos)
     return std::string(1, word[0]);
   return std::string(word);
+}
+
+bool is_dtype(string_view word) {
+  return std::any_of(std::begin(rules::dtype_rows), std::end(rules::dtype_rows),
+                     [&](auto& row) { return word == row.text; });
+}
+
+// What somebody who wrote this word may have meant.
+std::string hint(string_view word) {
+  const string_view stem = word.substr(0, word.find_first_of("(@&"));
+  for (const string_view part : {"causal", "window", "chunk", "prefix", "first", "keep", "exclude_keys", "documents"})
+    if (stem == part) return fmt::format("parts of the mask are said as mask={}.", word);
+  for (const string_view option : {"layout", "strides", "mask", "scale", "softcap", "bias", "dropout", "varlen",
+                                   "seqused", "rows", "out", "grads", "align"})
+    if (stem == option)
+      return fmt::format("{} takes a value, as in {}=...; see the grammar in ADDING.md.", option, option);
+  if (word.size() == 1 && string_view("bqkhd").find(word[0]) != string_view::npos)
+    return fmt::format("{0} takes a whole number, as in {0}64.", word);
+  return "a word is a dtype (f64, f32, bf16, f16), a size (b4 h32/8 q512 k512 d64), an option or key=value; see the "
+         "grammar in ADDING.md.";
 }
 
 Words read_words(const std::string& text) {
@@ -362,9 +387,7 @@ Words read_words(const std::string& text) {
       r.rest.remove_prefix(equals + 1);
       read_option(r, string_view(word).substr(0, equals), w);
     } else if (!read_flag(word, w) && !read_size(word, w)) {
-      require(std::any_of(std::begin(rules::dtype_rows), std::end(rules::dtype_rows),
-                          [&](auto& row) { return word == row.text; }),
-              "\"{}\" is unknown; see the grammar in ADDING.md.", word);
+      if (!is_dtype(word)) r.fail("unknown; {}", hint(word));
       require(!has_dtype, "\"{}\": the dtype is said twice; say it once.", word);
       has_dtype = true;
       w.dtype = r.float_dtype();
@@ -462,15 +485,31 @@ void build_operands(const Words& w, Problem& p) {
   }
 }
 
+// Lengths that the line gives are known: whatever a run would refuse is refused here.
+void check_lists(const Line& line) {
+  Bindings bound = {};
+  for (const int name : {TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_Q, TESSERA_SEQUSED_K}) {
+    if (!has(line.problem, name)) continue;
+    const auto found = line.values.find(name);
+    if (found == line.values.end()) return;  // they come at run time
+    bound.data[name] = const_cast<int32_t*>(found->second.data());
+  }
+  check_lengths(line.problem, bound);
+}
+
 Line build(Words w) {
   Line line;
   line.problem = w.problem;
   line.seed = w.seed;
+  line.offset = w.offset;
   Problem& p = line.problem;
   // Sizes first: full extents are made of them, so they must be sound before anything is multiplied.
   build_sizes(w, line);
-  for (const int64_t n : {p.batch, p.heads_q, p.heads_kv, p.len_q, p.len_k, p.dim, p.dim_v, p.rows_q, p.rows_k})
-    require(n >= 0 && n <= INT32_MAX, "a size is {}; sizes are from 0 to 2^31 - 1.", n);
+  const std::pair<const char*, int64_t> sizes[] = {{"b", p.batch}, {"h", p.heads_q},     {"h", p.heads_kv},
+                                                   {"q", p.len_q}, {"k", p.len_k},       {"d", p.dim},
+                                                   {"d", p.dim_v}, {"rows=q", p.rows_q}, {"rows=k", p.rows_k}};
+  for (const auto& [word, n] : sizes)
+    require(n >= 0 && n <= INT32_MAX, "{} is {}; it must be from 0 to 2^31 - 1.", word, n);
   const double largest = static_cast<double>(std::max<int64_t>(p.batch, 1)) *
                          static_cast<double>(std::max({p.len_q, p.len_k, p.rows_q, p.rows_k, int64_t{1}})) *
                          static_cast<double>(p.heads_q + p.heads_kv) * static_cast<double>(p.dim + p.dim_v);
@@ -482,6 +521,7 @@ Line build(Words w) {
     std::copy(s.values.begin(), s.values.end(), p.operand[s.name].stride);
   }
   check(p);
+  check_lists(line);
   return line;
 }
 
@@ -632,8 +672,9 @@ std::string print(const Line& line) {
     text += " bias=" + dims_text(bias);
     if (bias.dtype != data_dtype(p)) text += fmt::format(":{}", rules::dtype_rows[bias.dtype].text);
   }
-  if (p.dropout > 0 || line.seed) text += fmt::format(" dropout={}", p.dropout);
+  if (p.dropout > 0 || line.seed || line.offset) text += fmt::format(" dropout={}", p.dropout);
   if (line.seed) text += fmt::format("@seed{}", line.seed);
+  if (line.offset) text += fmt::format("@offset{}", line.offset);
   text += packed_text(line) + outputs_text(p);
   if (p.deterministic) text += " deterministic";
   if (p.batch_invariant) text += " batch_invariant";

@@ -12,7 +12,7 @@ namespace tessera::core {
 struct Line {
   Problem problem = {};
   std::map<int, std::vector<int32_t>> values;  // of int32 operands, by tessera_name
-  uint64_t seed = 0;                           // dropout
+  uint64_t seed = 0, offset = 0;               // dropout
 };
 
 Line parse(const std::string& text);  // throws Error(TESSERA_INVALID)

@@ -39,7 +39,7 @@ std::string seconds_text(double s) {
 
 std::string why_not(const Kernel& kernel, const Problem& p, const Device& device, const Hints& hints) {
   if (!kernel.automatic && !hints.kernels) return "never chosen unless named";
-  if (!allowed(hints.kernels, kernel.name)) return fmt::format("hints allow only {}", hints.kernels);
+  if (!allowed(hints.kernels, kernel.name)) return fmt::format("only {} may be chosen", hints.kernels);
   if (hints.sample_pairs && kernel.automatic)
     return "hints ask for a sample of pairs, which only reference kernels take";
   return kernel.refuse(p, device);
@@ -62,13 +62,21 @@ int64_t region_offset(const Plan& plan, const char* name) {
 
 Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Device& device, const Hints& hints) {
   check(p);
-  require(
-      hints.threads >= 0 && hints.tile_rows >= 0 && hints.tile_rows <= 1024 && hints.tile_keys >= 0 &&
-          hints.tile_keys <= 1024 && hints.sample_pairs >= 0 &&
-          (!hints.has_workspace_limit || hints.workspace_limit >= 0),
-      "hints are threads {}, tile_rows {}, tile_keys {}, sample_pairs {}, workspace_limit {}; none may be negative and "
-      "tiles stay up to 1024.",
-      hints.threads, hints.tile_rows, hints.tile_keys, hints.sample_pairs, hints.workspace_limit);
+  // More threads than that no machine has; each would be made, or the process ended by its runtime.
+  require(hints.threads >= 0 && hints.threads <= 1024, "hints.threads is {}; it must be from 0 (all) to 1024.",
+          hints.threads);
+  require(hints.tile_rows >= 0 && hints.tile_rows <= 1024 && hints.tile_keys >= 0 && hints.tile_keys <= 1024,
+          "hints.tile_rows and tile_keys are {} and {}; they must be from 0 (the kernel's choice) to 1024.",
+          hints.tile_rows, hints.tile_keys);
+  require(hints.sample_pairs >= 0, "hints.sample_pairs is {}; it must be at least 0.", hints.sample_pairs);
+  require(!hints.has_workspace_limit || hints.workspace_limit >= 0,
+          "hints.workspace_limit is {}; it must be at least 0 bytes.", hints.workspace_limit);
+  const auto named = [&](const Kernel* kernel) { return allowed(hints.kernels, kernel->name); };
+  if (std::none_of(kernels.begin(), kernels.end(), named)) {
+    std::string known;
+    for (const Kernel* kernel : kernels) known += (known.empty() ? "" : ", ") + std::string(kernel->name);
+    invalid("kernels is \"{}\"; it must name some of {}, or their prefixes.", hints.kernels, known);
+  }
   Plan chosen;
   std::vector<Reason> reasons;
   for (const Kernel* kernel : kernels) {
@@ -79,11 +87,11 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
       plan.problem = p;
       plan.device = device;
       plan.kernel = kernel;
-      plan.threads = std::max(1, hints.threads ? hints.threads : device.threads);
+      plan.threads = std::clamp(hints.threads ? hints.threads : device.threads, 1, 1024);
       plan.sample_pairs = hints.sample_pairs;
       kernel->fill(plan, hints);
       if (hints.has_workspace_limit && plan.workspace_bytes > hints.workspace_limit)
-        why = fmt::format("needs {} bytes of workspace with {} threads, the limit is {}", plan.workspace_bytes,
+        why = fmt::format("needs {} bytes of workspace with {} threads, the limit is {}; fewer threads or smaller tiles need less", plan.workspace_bytes,
                           plan.threads, hints.workspace_limit);
       else chosen = std::move(plan);
     }
@@ -92,6 +100,9 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
   if (!chosen.kernel) {
     std::string message = fmt::format("no kernel answers \"{}\" on device {}:", print(p), device.name);
     for (const Reason& r : reasons) message += fmt::format("\n  {}: {}", r.kernel, r.why);
+    const auto on_gpu = [](const Kernel* kernel) { return std::string_view(kernel->name).starts_with("cuda."); };
+    if (device.kind == TESSERA_GPU && std::none_of(kernels.begin(), kernels.end(), on_gpu))
+      message += "\nThis build has no kernels for GPUs. Plan for host, or for a processor by its name.";
     throw Error(TESSERA_UNSUPPORTED, message);
   }
   chosen.reasons = std::move(reasons);
@@ -121,8 +132,7 @@ std::string to_text(const Plan& plan) {
   return text;
 }
 
-void check_bindings(const Plan& plan, const Bindings& bound) {
-  const Problem& p = plan.problem;
+void check_pointers(const Problem& p, const Bindings& bound) {
   for (int name = 0; name < TESSERA_NAMES; ++name) {
     if (!has(p, name) || elements(operand(p, name)) == 0) continue;
     const auto address = reinterpret_cast<uintptr_t>(bound.data[name]);
@@ -131,7 +141,16 @@ void check_bindings(const Plan& plan, const Bindings& bound) {
             operand_row(name).text);
     require(address % bytes == 0, "{} is at address {:#x}; a {} must stand at a multiple of {} bytes. Copy it.",
             operand_row(name).text, address, rules::dtype_rows[operand(p, name).dtype].text, bytes);
+    for (int other = 0; is_output(role(p, name)) && other < TESSERA_NAMES; ++other)
+      require(
+          other == name || !has(p, other) || elements(operand(p, other)) == 0 || bound.data[other] != bound.data[name],
+          "{} and {} are bound to one address; what is written must not be read. Give {} its own memory.",
+          operand_row(name).text, operand_row(other).text, operand_row(name).text);
   }
+}
+
+void check_bindings(const Plan& plan, const Bindings& bound) {
+  check_pointers(plan.problem, bound);
   require(plan.workspace_bytes <= bound.workspace_bytes,
           "workspace_bytes is {}; the plan needs {}. Allocate what tessera_plan_get says.", bound.workspace_bytes,
           plan.workspace_bytes);
@@ -139,7 +158,7 @@ void check_bindings(const Plan& plan, const Bindings& bound) {
   require(plan.workspace_bytes == 0 || (workspace != 0 && workspace % 64 == 0),
           "workspace is at address {:#x}; it must stand at a multiple of 64 bytes. Use aligned_alloc(64, ...).",
           workspace);
-  if (plan.device.kind == TESSERA_CPU) check_lengths(p, bound);
+  if (plan.device.kind == TESSERA_CPU) check_lengths(plan.problem, bound);
 }
 
 }  // namespace tessera::core

@@ -66,7 +66,9 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
 
 std::string to_text(const Plan& plan);
 
-// What every run must have before a kernel may touch anything: pointers, alignment, workspace, lengths.
+// Every present operand is bound, and stands at a multiple of its element.
+void check_pointers(const Problem& p, const Bindings& bound);
+// What every run must have before a kernel may touch anything: that, workspace, and on a CPU sound lengths.
 void check_bindings(const Plan& plan, const Bindings& bound);
 
 }  // namespace tessera::core

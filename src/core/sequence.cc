@@ -34,14 +34,14 @@ void check_side(const Problem& p, const Bindings& bound, const Side& side, int64
   if (has(p, side.cu)) {
     const int32_t* cu = list(bound, side.cu);
     require(cu[0] == 0, "{}[0] is {}; it must be 0.", side.cu_text, cu[0]);
-    for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t b = 0; b < p.batch; ++b)
       require(cu[b + 1] >= cu[b], "{0}[{1}] is {2} after {3}; offsets must not decrease.", side.cu_text, b + 1,
               cu[b + 1], cu[b]);
-      require(int64_t{cu[b + 1]} - cu[b] <= length, "{} makes sequence {} {} long; {} promised at most {}. Raise {}.",
-              side.cu_text, b, int64_t{cu[b + 1]} - cu[b], side.length_text, length, side.length_text);
-    }
     require(cu[p.batch] <= rows, "{}[{}] is {}; the operand has {} rows. Pass the offsets that belong to it.",
             side.cu_text, p.batch, cu[p.batch], rows);
+    for (int64_t b = 0; b < p.batch; ++b)
+      require(int64_t{cu[b + 1]} - cu[b] <= length, "{} makes sequence {} {} long; {} promised at most {}. Raise {}.",
+              side.cu_text, b, int64_t{cu[b + 1]} - cu[b], side.length_text, length, side.length_text);
   }
   if (!has(p, side.used)) return;
   for (int64_t b = 0; b < p.batch; ++b) {

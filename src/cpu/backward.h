@@ -30,7 +30,7 @@ void row_deltas(const Task& t, const RowItem& item, std::byte* scratch) {
     if (lse == -infinity<T>) delta = 0;
     if (!std::isfinite(delta)) {
       bool empty = true;
-      for (Index j = 0; j < s.k.used && empty; ++j) empty = !keeps(t, s, band, h, i, j);
+      for (Index j = 0; j < s.k.used && empty; ++j) empty = !core::keeps(t.p, t.bound, s, band, h, i, j);
       if (empty) delta = 0;
     }
     if (t.has(TESSERA_DLSE) && lse != -infinity<T>) delta -= read_row<T>(t, TESSERA_DLSE, s, h, i);
@@ -62,7 +62,7 @@ void load_backward_keys(const Task& t, const Sequence& s, Index kv, Range keys, 
   transpose(b.v, b.dv, keys.size(), t.p.dim_v, b.vt, b.n);
 }
 
-// One tile: scores -> P D (of dV) and G, then dZ = G dt/dz in `dz` (of dQ and dK); G stays in `extra`.
+// One tile: scores -> P D (of dV) and G, then dZ = G dt/dz in `dz` (of dQ and dK); G stays in `g`.
 // False if no row sees a key.
 template <class T>
 bool gradient_tile(const Task& t, const Sequence& s, const rules::BandMask& band, TileMask mask, Range keys,
@@ -74,7 +74,7 @@ bool gradient_tile(const Task& t, const Sequence& s, const rules::BandMask& band
   multiply<Plain<T>>(b.rows.count, columns, t.p.dim, {b.q, b.d, 1}, b.kt, b.n, b.scores, b.n);
   multiply<Plain<T>>(b.rows.count, columns, t.p.dim_v, {b.dout, b.dv, 1}, b.vt, b.n, b.dz, b.n);
   for (Index r = 0; r < b.rows.count; ++r) {
-    T *row = b.scores + r * b.n, *dz = b.dz + r * b.n, *g = b.extra + r * b.n, *cap = b.cap + r * b.n;
+    T *row = b.scores + r * b.n, *dz = b.dz + r * b.n, *g = b.g + r * b.n, *cap = b.cap + r * b.n;
     const Index i = b.rows.i[r], h = b.rows.h[r];
     score_row<T>(t, s, band, mask, i, h, keys, b.kept + r * b.n, row, cap, b.line);
     if (b.lse[r] == -infinity<T>)
@@ -101,7 +101,7 @@ bool gradient_tile(const Task& t, const Sequence& s, const rules::BandMask& band
 template <class T>
 TileMask tile_mask(const Task& t, const rules::BandMask& band, const RowTile& rows, Range keys) {
   const rules::Visit v = rules::visit(band, {rows.i[0], rows.i[rows.count - 1] + 1});
-  return {v.full.covers(keys), has_element_parts(t)};
+  return {v.full.covers(keys), core::has_element_mask(t.p)};
 }
 
 // A product in which excluded pairs must not take part: the plain one unless B holds numbers that are not finite.
@@ -138,11 +138,6 @@ struct Guard {
 };
 
 template <class T>
-void scale_row(T* row, Index n, T scale) {
-  for (Index c = 0; c < n; c += lanes<T>) store(row + c, load(row + c) * scale);
-}
-
-template <class T>
 void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
   Carver carve(scratch);
   BackwardBuffers<T> b(carve, t.p, t.tile_rows, t.tile_keys);
@@ -150,8 +145,8 @@ void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
   const rules::BandMask band = core::band_mask(t.p, s);
   const Index group = core::group(t.p);
   load_backward_keys(t, s, item.kv, item.keys, b);
-  clear(b.dk, item.keys.size() * b.d);
-  clear(b.dv_, item.keys.size() * b.dv);
+  clear(b.grad_k, item.keys.size() * b.d);
+  clear(b.grad_v, item.keys.size() * b.dv);
 
   const Range seeing = rules::rows_visiting(band, {0, s.q.used}, item.keys);
   const Range rows = {seeing.begin * group, seeing.end * group};
@@ -162,15 +157,16 @@ void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
     const TileMask mask = tile_mask<T>(t, band, b.rows, item.keys);
     if (!gradient_tile(t, s, band, mask, item.keys, b)) continue;
     const Guard<T> guard = {t, s, band, mask, item.keys, b};
-    if (t.has(TESSERA_DV)) guard.onto_keys(b.scores, b.dout, b.dv, b.dv_);
-    if (t.has(TESSERA_DK)) guard.onto_keys(b.dz, b.q, b.d, b.dk);
+    if (t.has(TESSERA_DV)) guard.onto_keys(b.scores, b.dout, b.dv, b.grad_v);
+    if (t.has(TESSERA_DK)) guard.onto_keys(b.dz, b.q, b.d, b.grad_k);
   }
   for (Index j = item.keys.begin; j < item.keys.end; ++j) {
-    T* dk = b.dk + (j - item.keys.begin) * b.d;
-    scale_row(dk, b.d, scale_of<T>(t.p));
+    T* dk = b.grad_k + (j - item.keys.begin) * b.d;
+    settle(dk, b.d, scale_of<T>(t.p));
     if (t.has(TESSERA_DK)) store_row(dk, plane_k(t, TESSERA_DK, s, item.kv), j, t.p.dim);
-    if (t.has(TESSERA_DV))
-      store_row(b.dv_ + (j - item.keys.begin) * b.dv, plane_k(t, TESSERA_DV, s, item.kv), j, t.p.dim_v);
+    T* dv = b.grad_v + (j - item.keys.begin) * b.dv;
+    settle(dv, b.dv, T{1});
+    if (t.has(TESSERA_DV)) store_row(dv, plane_k(t, TESSERA_DV, s, item.kv), j, t.p.dim_v);
   }
 }
 
@@ -184,7 +180,7 @@ TESSERA_ALWAYS void walk_rows(const Task& t, const RowItem& item, BackwardBuffer
   const rules::Visit visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
   visit_tiles(visit, t.tile_keys, s.k.used, [&](Range keys) {
     load_backward_keys(t, s, item.kv, keys, b);
-    const Guard<T> guard = {t, s, band, {visit.full.covers(keys), has_element_parts(t)}, keys, b};
+    const Guard<T> guard = {t, s, band, {visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b};
     if (gradient_tile(t, s, band, guard.mask, keys, b)) after(guard);
   });
 }
@@ -193,11 +189,11 @@ template <class T>
 void gradients_of_rows(const Task& t, const RowItem& item, std::byte* scratch) {
   Carver carve(scratch);
   BackwardBuffers<T> b(carve, t.p, t.tile_rows, t.tile_keys);
-  clear(b.dq, item.rows.size() * b.d);
-  walk_rows(t, item, b, [&](const Guard<T>& guard) { guard.onto_rows(b.dz, b.k, b.d, b.dq); });
+  clear(b.grad_q, item.rows.size() * b.d);
+  walk_rows(t, item, b, [&](const Guard<T>& guard) { guard.onto_rows(b.dz, b.k, b.d, b.grad_q); });
   for (Index r = 0; r < b.rows.count; ++r) {
-    scale_row(b.dq + r * b.d, b.d, scale_of<T>(t.p));
-    store_row(b.dq + r * b.d, plane_q(t, TESSERA_DQ, item.s, b.rows.h[r]), b.rows.i[r], t.p.dim);
+    settle(b.grad_q + r * b.d, b.d, scale_of<T>(t.p));
+    store_row(b.grad_q + r * b.d, plane_q(t, TESSERA_DQ, item.s, b.rows.h[r]), b.rows.i[r], t.p.dim);
   }
 }
 
@@ -206,13 +202,13 @@ template <class T>
 void gradients_of_slopes(const Task& t, const RowItem& item, std::byte* scratch) {
   Carver carve(scratch);
   BackwardBuffers<T> b(carve, t.p, t.tile_rows, t.tile_keys);
-  T* const shares = b.dbias;  // one a row
+  T* const shares = b.shares;
   clear(shares, item.rows.size());
   walk_rows(t, item, b, [&](const Guard<T>& guard) {
     for (Index r = 0; r < b.rows.count; ++r)
       for (Index c = 0; c < guard.keys.size(); ++c) {
         const Index away = b.rows.i[r] + item.s.offset - guard.keys.begin - c;
-        shares[r] -= static_cast<T>(away < 0 ? -away : away) * b.extra[r * b.n + c];
+        shares[r] -= static_cast<T>(away < 0 ? -away : away) * b.g[r * b.n + c];
       }
   });
   for (Index r = 0; r < b.rows.count; ++r)
@@ -227,7 +223,7 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
   const Operand& o = t.operand(TESSERA_DBIAS);
   const bool one_row = o.extent[2] == 1, one_key = o.extent[3] == 1;
   const Index height = one_row ? 1 : item.rows.size(), width = one_key ? 1 : item.keys.size();
-  clear(b.dbias, height * b.n);
+  clear(b.grad_bias, height * b.n);
 
   for (Index batch = item.batches.begin; batch < item.batches.end; ++batch) {
     const Sequence s = core::sequence(t.p, t.bound, batch);
@@ -244,10 +240,10 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
         visit.near = rules::overlap(visit.near, all_keys);
         visit_tiles(visit, t.tile_keys, s.k.used, [&](Range keys) {
           load_backward_keys(t, s, h / core::group(t.p), keys, b);
-          if (!gradient_tile(t, s, band, {visit.full.covers(keys), has_element_parts(t)}, keys, b)) return;
+          if (!gradient_tile(t, s, band, {visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b)) return;
           for (Index r = 0; r < b.rows.count; ++r) {
-            T* to = b.dbias + (one_row ? 0 : i + r - item.rows.begin) * b.n;
-            const T* g = b.extra + r * b.n;
+            T* to = b.grad_bias + (one_row ? 0 : i + r - item.rows.begin) * b.n;
+            const T* g = b.g + r * b.n;
             if (one_key) {
               Vec<T> sums{};
               for (Index c = 0; c < padded(keys.size()); c += lanes<T>) sums += load(g + c);
@@ -263,7 +259,10 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
     const Index at = core::offset_of(o, item.batches.begin, item.heads.begin, i, item.keys.begin);
     return Plane{static_cast<char*>(t.bound.data[TESSERA_DBIAS]) + at * bytes_of(o.dtype), o.dtype, 0, o.stride[3]};
   };
-  for (Index r = 0; r < height; ++r) store_row(b.dbias + r * b.n, place(item.rows.begin + r), 0, width);
+  for (Index r = 0; r < height; ++r) {
+    settle(b.grad_bias + r * b.n, b.n, T{1});
+    store_row(b.grad_bias + r * b.n, place(item.rows.begin + r), 0, width);
+  }
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

@@ -4,13 +4,16 @@
 
 namespace tessera::cpu::TESSERA_ISA {
 
+template <class T>
+inline constexpr T smallest_normal = sizeof(T) == 4 ? static_cast<T>(0x1p-126) : static_cast<T>(0x1p-1022);
+
 // One row's step: scores become weights exp(score - m), the row's state moves on. Returns what to scale `out` by.
 template <class T>
 T softmax_row(T* row, Index end, T& largest_score, T& total) {
   Vec<T> top = splat(-infinity<T>);
   for (Index c = 0; c < end; c += lanes<T>) top = larger(top, load(row + c));
-  const T before = largest_score;
-  largest_score = rules::max(before, largest<T>(top));
+  const T before = largest_score, here = largest<T>(top);
+  largest_score = here > before || here != here ? here : before;
   const T reference = rules::reference_score(largest_score);
   Vec<T> sums{};
   for (Index c = 0; c < end; c += lanes<T>) {
@@ -18,7 +21,9 @@ T softmax_row(T* row, Index end, T& largest_score, T& total) {
     store(row + c, weight);
     sums += weight;
   }
-  const T rescale = rules::weight(before, largest_score, [](T x) { return std::exp(x); });
+  T rescale = rules::weight(before, largest_score, [](T x) { return std::exp(x); });
+  // What went before weighs nothing now, but an infinite out must stay infinite: 0 * inf would be NaN.
+  if (before != -infinity<T>) rescale = rules::max(rescale, smallest_normal<T>);
   total = total * rescale + sum<T>(sums);
   return rescale;
 }
@@ -66,7 +71,7 @@ struct Operands {  // the packed tiles of one kind of product
     bool finite = true;
     for (Index j = keys.begin; j < keys.end; ++j) {
       Half* row = to + (j - keys.begin) * to_row;
-      if (excluded_for_all(t, s, j)) clear(row, to_row);
+      if (core::excluded_for_all(t.p, t.bound, s, j)) clear(row, to_row);
       else finite &= copy_row(row, from, j, n);
     }
     return finite;
@@ -102,7 +107,7 @@ struct Operands {  // the packed tiles of one kind of product
     if constexpr (!pairs) {
       return {b.scores, b.n, 1};
     } else {
-      Half* to = reinterpret_cast<Half*>(b.extra);
+      Half* to = b.weights;
       for (Index r = 0; r < b.rows.count; ++r)
         for (Index c = 0; c < padded(keys.size()); c += lanes<float>)
           store_bf16(to + r * b.n + c, load(b.scores + r * b.n + c));
@@ -117,7 +122,7 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
   using T = typename P::Number;
   using Op = Operands<P>;
   const Sequence& s = item.s;
-  TileMask mask = {visit.full.covers(keys), has_element_parts(t)};
+  TileMask mask = {visit.full.covers(keys), core::has_element_mask(t.p)};
   const auto fill = [&] { return fill_kept(t, s, band, b.rows, keys, b.kept, b.n); };
   if (mask.elements && fill() == 0) return;
 
@@ -151,14 +156,17 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
   load_keys(t, s, plane_k(t, TESSERA_V, s, item.kv), keys, t.p.dim_v, b.v, b.dv);
   for (Index r = 0; r < b.rows.count; ++r)
     for (Index j = 0; j < keys.size(); ++j)
-      for (Index c = 0; b.kept[r * b.n + j] && c < b.dv; ++c)
-        if (!is_finite(b.v[j * b.dv + c])) b.out[r * b.dv + c] += b.scores[r * b.n + j] * b.v[j * b.dv + c];
+      for (Index c = 0; b.kept[r * b.n + j] && c < b.dv; ++c) {
+        // A kept key's weight is above 0 even if it is too small for its type.
+        const T weight = t.p.dropout > 0 ? b.scores[r * b.n + j] : larger(b.scores[r * b.n + j], smallest_normal<T>);
+        if (!is_finite(b.v[j * b.dv + c])) b.out[r * b.dv + c] += weight * b.v[j * b.dv + c];
+      }
 }
 
 // The sink joins, the sum divides, and the row leaves.
 template <class T>
 void finish_row(const Task& t, const Sequence& s, Index i, Index h, T largest_score, T total, T* out, Index dv) {
-  if (t.has(TESSERA_MAX_SCORE)) write_row(t, TESSERA_MAX_SCORE, s, h, i, total == total ? largest_score : total);
+  if (t.has(TESSERA_MAX_SCORE)) write_row(t, TESSERA_MAX_SCORE, s, h, i, largest_score);
   T rescale = 1;
   if (t.has(TESSERA_SINKS)) {
     const T sink = head_number<T>(t, TESSERA_SINKS, 0, h);
@@ -169,7 +177,8 @@ void finish_row(const Task& t, const Sequence& s, Index i, Index h, T largest_sc
     largest_score = whole;
   }
   const bool empty = total == 0;
-  for (Index c = 0; c < dv; c += lanes<T>) store(out + c, empty ? Vec<T>{} : load(out + c) * rescale / total);
+  if (empty) clear(out, dv);
+  else settle(out, dv, rescale, total);
   store_row(out, plane_q(t, TESSERA_OUT, s, h), i, t.p.dim_v);
   if (t.has(TESSERA_LSE)) write_row(t, TESSERA_LSE, s, h, i, empty ? -infinity<T> : largest_score + std::log(total));
 }

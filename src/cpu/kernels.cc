@@ -66,20 +66,24 @@ Index scratch_bytes(const Problem& p, Index rows, Index keys) {
 }
 
 // Most items that any step can hand out.
-Index most_items(const Problem& p, Index tile_rows, Index tile_keys) {
-  const Index rows = rules::ceil_div(p.len_q * core::group(p), tile_rows), keys = rules::ceil_div(p.len_k, tile_keys);
-  const Index planes = p.batch * p.heads_q;
-  return planes * (p.pass == TESSERA_FORWARD ? rows : std::max(rows, keys));
+double most_items(const Problem& p, Index tile_rows, Index tile_keys) {
+  const auto tiles = [](Index n, Index tile) { return static_cast<double>(rules::ceil_div(n, tile)); };
+  const double planes = static_cast<double>(p.batch * p.heads_kv);
+  const double rows = tiles(p.len_q * core::group(p), tile_rows), keys = tiles(p.len_k, tile_keys);
+  if (p.pass == TESSERA_FORWARD) return planes * rows;
+  const double of_bias =
+      core::has(p, TESSERA_DBIAS) ? static_cast<double>(p.batch * p.heads_q) * tiles(p.len_q, tile_rows) * keys : 0;
+  return std::max(planes * std::max(rows, keys), of_bias);
 }
 
 // Threads that have an item each; unless the caller said how many, also some 50 us of work each, since waking them
 // costs.
 int useful_threads(const Plan& plan, bool said) {
   constexpr double worth_a_thread = 2e6;  // FLOP
+  const double items = most_items(plan.problem, plan.tile_rows, plan.tile_keys);
   const double work = core::cost(plan.problem, plan.device).flops / worth_a_thread;
-  const Index items = most_items(plan.problem, plan.tile_rows, plan.tile_keys);
-  const Index useful = said ? items : std::min(items, static_cast<Index>(work));
-  return static_cast<int>(std::clamp<Index>(useful, 1, plan.threads));
+  const double useful = said ? items : std::min(items, work);
+  return static_cast<int>(std::clamp(useful, 1.0, static_cast<double>(plan.threads)));
 }
 
 // The table's rows, halved while threads would go without tiles; a row's bits do not depend on it.
@@ -102,7 +106,7 @@ void fill(Plan& plan, const Hints& hints) {
 
   const Index bytes = scratch_bytes(p, plan.tile_rows, plan.tile_keys);
   core::add_region(plan, "schedule", 2 * (p.batch + 1) * static_cast<Index>(sizeof(Index)));
-  core::add_region(plan, "tiles", plan.threads * bytes);
+  core::add_region(plan, "tiles", plan.threads * bytes);  // at most 2^10 x 2^46
   plan.steps.push_back({"schedule", "tiles of each sequence; unused rows cleared"});
   if (forward) {
     plan.steps.push_back(

@@ -7,11 +7,15 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/number.h"
+#include "core/number.h"
 #include "rules/softmax.h"
 
 namespace tessera::cpu {
 namespace {
+
+using core::bytes_of;
+using core::read;
+using core::write;
 
 struct Run {
   const core::Plan& plan;

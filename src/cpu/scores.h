@@ -8,38 +8,13 @@ namespace tessera::cpu::TESSERA_ISA {
 template <class T>
 inline constexpr T infinity = static_cast<T>(__builtin_huge_val());
 
-TESSERA_ALWAYS bool has_element_parts(const Task& t) {
-  return t.has(TESSERA_KEEP) || t.has(TESSERA_EXCLUDE_KEYS) || t.has(TESSERA_DOCUMENTS_Q);
-}
-
-// May row (i, h) see key j? The whole rule, one element at a time.
-inline bool keeps(const Task& t, const Sequence& s, const rules::BandMask& band, Index h, Index i, Index j) {
-  if (!band.keeps(i, j) || excluded_for_all(t, s, j)) return false;
-  if (t.has(TESSERA_KEEP) && !t.data<uint8_t>(TESSERA_KEEP)[core::offset_of(t.operand(TESSERA_KEEP), s.batch, h, i, j)])
-    return false;
-  if (t.has(TESSERA_DOCUMENTS_Q)) {
-    const int32_t id = t.data<int32_t>(
-        TESSERA_DOCUMENTS_Q)[core::offset_of(t.operand(TESSERA_DOCUMENTS_Q), s.q.plane, s.q.first + i, 0, 0)];
-    const int32_t other = t.data<int32_t>(
-        TESSERA_DOCUMENTS_K)[core::offset_of(t.operand(TESSERA_DOCUMENTS_K), s.k.plane, s.k.first + j, 0, 0)];
-    if (id != other || id < 0) return false;
-  }
-  if (t.has(TESSERA_BIAS)) {
-    const Operand& o = t.operand(TESSERA_BIAS);
-    if (read<double>(t.data<char>(TESSERA_BIAS) + core::offset_of(o, s.batch, h, i, j) * bytes_of(o.dtype), o.dtype) ==
-        -infinity<double>)
-      return false;
-  }
-  return true;
-}
-
 // The rule for a tile, as bytes. Returns how many are kept.
 inline Index fill_kept(const Task& t, const Sequence& s, const rules::BandMask& band, const RowTile& rows, Range keys,
                        uint8_t* kept, Index kept_row) {
   Index count = 0;
   for (Index r = 0; r < rows.count; ++r)
     for (Index j = keys.begin; j < keys.end; ++j) {
-      const bool keep = keeps(t, s, band, rows.h[r], rows.i[r], j);
+      const bool keep = core::keeps(t.p, t.bound, s, band, rows.h[r], rows.i[r], j);
       kept[r * kept_row + j - keys.begin] = keep;
       count += keep;
     }
@@ -139,6 +114,13 @@ void dropout_row(const Task& t, const Sequence& s, Index i, Index h, Range keys,
       if (j + 8 < keys.end) factors[j + 8 - keys.begin] = words.at[half * 2 + 1] >= dropout.threshold ? scale : T{0};
     }
   for (Index c = keys.size(); c < padded(keys.size()); ++c) factors[c] = 0;
+}
+
+// A finished row: scaled, and -0 made 0, since whether a sum of nothing ends as one or the other depends on how many
+// empty tiles came after it.
+template <class T>
+void settle(T* row, Index n, T scale, T divisor = 1) {
+  for (Index c = 0; c < n; c += lanes<T>) store(row + c, load(row + c) * scale / divisor + T{0});
 }
 
 // Which tiles of keys a tile of rows visits: runs f(keys) in order. A tile is named by its place in the sequence, so

@@ -14,7 +14,8 @@
 #include <cstring>
 #include <utility>
 
-#include "cpu/number.h"
+#include "core/element_mask.h"
+#include "core/number.h"
 #include "cpu/task.h"
 #include "rules/dtype.h"
 #include "rules/mask.h"

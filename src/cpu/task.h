@@ -91,9 +91,9 @@ template <class T>
 struct Buffers {
   Index d, dv, n;     // padded dims and tile of keys
   T *q, *k, *kt, *v;  // rows x d, keys x d (also a stage for values), d x keys, keys x dv
-  T *scores, *extra;  // rows x keys
+  T* scores;          // rows x keys; weights later
   uint8_t* kept;      // rows x keys
-  T* line;            // one row of keys or dims
+  T* line;            // one row of bias, dropout factors or out
   RowTile rows;
 
   Buffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
@@ -101,45 +101,49 @@ struct Buffers {
         dv(padded(p.dim_v)),
         n(padded(tile_keys)),
         q(carve.take<T>(tile_rows * d)),
-        k(carve.take<T>(n * (d > dv ? d : dv))),
+        k(carve.take<T>(n * rules::max(d, dv))),
         kt(carve.take<T>(d * n)),
         v(carve.take<T>(n * dv)),
         scores(carve.take<T>(tile_rows * n)),
-        extra(carve.take<T>(tile_rows * n)),
         kept(carve.take<uint8_t>(tile_rows * n)),
-        line(carve.take<T>(n > d ? (n > dv ? n : dv) : (d > dv ? d : dv))),
+        line(carve.take<T>(rules::max(n, dv))),
         rows(carve, tile_rows) {}
 };
 
 template <class T>
 struct ForwardBuffers : Buffers<T> {
-  T *out, *largest, *sum;
+  T* out;             // rows x dv
+  T *largest, *sum;   // rows
+  uint16_t* weights;  // rows x keys, in bf16 for products of pairs
   ForwardBuffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
       : Buffers<T>(carve, p, tile_rows, tile_keys),
         out(carve.take<T>(tile_rows * this->dv)),
         largest(carve.take<T>(tile_rows)),
-        sum(carve.take<T>(tile_rows)) {}
+        sum(carve.take<T>(tile_rows)),
+        weights(carve.take<uint16_t>(tile_rows * this->n)) {}
 };
 
 template <class T>
 struct BackwardBuffers : Buffers<T> {
-  T *dout, *vt;      // rows x dv, dv x keys
-  T *dz, *cap;       // rows x keys
-  T *lse, *delta;    // rows
-  T *dq, *dk, *dv_;  // rows x d, keys x d, keys x dv
-  T* dbias;          // rows x keys
+  T *dout, *vt;                 // rows x dv, dv x keys
+  T *g, *dz, *cap;              // rows x keys: G, dZ, dt/dz
+  T *lse, *delta, *shares;      // rows; shares of dSlopes
+  T *grad_q, *grad_k, *grad_v;  // rows x d, keys x d, keys x dv
+  T* grad_bias;                 // rows x keys
   BackwardBuffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
       : Buffers<T>(carve, p, tile_rows, tile_keys),
         dout(carve.take<T>(tile_rows * this->dv)),
         vt(carve.take<T>(this->dv * this->n)),
+        g(carve.take<T>(tile_rows * this->n)),
         dz(carve.take<T>(tile_rows * this->n)),
         cap(carve.take<T>(tile_rows * this->n)),
         lse(carve.take<T>(tile_rows)),
         delta(carve.take<T>(tile_rows)),
-        dq(carve.take<T>(tile_rows * this->d)),
-        dk(carve.take<T>(this->n * this->d)),
-        dv_(carve.take<T>(this->n * this->dv)),
-        dbias(carve.take<T>(tile_rows * this->n)) {}
+        shares(carve.take<T>(tile_rows)),
+        grad_q(carve.take<T>(tile_rows * this->d)),
+        grad_k(carve.take<T>(this->n * this->d)),
+        grad_v(carve.take<T>(this->n * this->dv)),
+        grad_bias(carve.take<T>(tile_rows * this->n)) {}
 };
 
 // One instruction set's functions, for one type of accumulation.

@@ -84,19 +84,12 @@ void transpose(const E* from, Index from_row, Index rows, Index columns, E* to, 
   }
 }
 
-// A key that nobody may see is loaded as zeros: its memory may hold anything.
-TESSERA_ALWAYS bool excluded_for_all(const Task& t, const Sequence& s, Index key) {
-  if (!t.has(TESSERA_EXCLUDE_KEYS)) return false;
-  return t.data<uint8_t>(TESSERA_EXCLUDE_KEYS)[core::offset_of(t.operand(TESSERA_EXCLUDE_KEYS), s.batch, key, 0, 0)] !=
-         0;
-}
-
 // keys x n numbers of k or v, zeros for keys that nobody may see.
 template <class T>
 void load_keys(const Task& t, const Sequence& s, const Plane& from, Range keys, Index n, T* to, Index to_row) {
   for (Index j = keys.begin; j < keys.end; ++j) {
     T* row = to + (j - keys.begin) * to_row;
-    if (excluded_for_all(t, s, j)) clear(row, to_row);
+    if (core::excluded_for_all(t.p, t.bound, s, j)) clear(row, to_row);
     else load_row(row, from, j, n);
   }
 }

@@ -15,6 +15,9 @@ using Vec = typename VectorOf<T>::type;
 template <class T>
 inline constexpr int lanes = TESSERA_VECTOR_BYTES / static_cast<int>(sizeof(T));
 
+using core::bytes_of;
+using core::read;
+using core::write;
 using rules::Half;
 using rules::Index;
 using rules::Word;
@@ -62,8 +65,8 @@ TESSERA_ALWAYS Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
 #endif
 }
 template <class V>
-TESSERA_ALWAYS V larger(V a, V b) {  // b where either is NaN
-  return a > b ? a : b;
+TESSERA_ALWAYS V larger(V a, V b) {  // NaN if either is
+  return (a > b) | (a != a) ? a : b;
 }
 // Lane i gets lane i ^ distance.
 template <int distance, class V, int... lane>

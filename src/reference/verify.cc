@@ -58,7 +58,6 @@ class Verification {
   Verification(const Problem& problem, const Bindings& bindings, int64_t pairs)
       : p(problem),
         got(bindings),
-        sampling(samples(p, pairs)),
         owned(places(p, got, pairs)),
         exact(own_results(p, got, Stored::as_float64)),
         yardstick(own_results(p, got, Stored::as_declared)),
@@ -75,8 +74,7 @@ class Verification {
   std::vector<tessera_verdict> verdicts() const {
     std::vector<tessera_verdict> all;
     for (int name = 0; name < TESSERA_NAMES; ++name) {
-      const bool judged = by_query(name) || by_key(name) || !sampling;
-      if (judged && core::has(p, name) && core::is_output(core::role(p, name))) all.push_back(judge(name));
+      if (core::has(p, name) && core::is_output(core::role(p, name))) all.push_back(judge(name));
     }
     return all;
   }
@@ -198,7 +196,6 @@ class Verification {
 
   const Problem& p;
   const Bindings& got;
-  bool sampling;
   std::vector<Place> owned;
   Results exact, yardstick;
   core::Operand facts;
@@ -210,10 +207,13 @@ class Verification {
 
 std::vector<tessera_verdict> verify(const Problem& p, const Bindings& got, int64_t sample_pairs) {
   core::check(p);
-  core::Plan on_host = {};
-  on_host.problem = p;
-  core::check_bindings(on_host, got);
+  core::check_pointers(p, got);
+  core::check_lengths(p, got);
   core::require(sample_pairs >= 0, "sample_pairs is {}; it must be at least 0 (0: all).", sample_pairs);
+  for (const int name : {TESSERA_DBIAS, TESSERA_DSLOPES, TESSERA_DSINKS})
+    core::require(!core::has(p, name) || !samples(p, sample_pairs),
+                  "sample_pairs is {}, but {} sums over all pairs and a sample cannot judge it. Say 0.", sample_pairs,
+                  core::operand_row(name).text);
   return Verification(p, got, sample_pairs).verdicts();
 }
 

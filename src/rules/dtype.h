@@ -4,8 +4,6 @@
 
 namespace tessera::rules {
 
-enum class Dtype : unsigned char { absent, f64, f32, bf16, f16, i32, boolean };
-
 struct DtypeRow {
   const char* text;
   int bytes;
@@ -50,6 +48,20 @@ TESSERA_RULE Half float_to_f16(float x) {
   }
   const Word rounded = magnitude + 0xFFFu + ((magnitude >> 13) & 1u);
   return static_cast<Half>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+// A float that rounds to any fewer bits as `x` itself would: cut, with the last bit telling that something was cut
+// (rounding to odd, Boldo and Melquiond, IEEE TC 2008).
+TESSERA_RULE float to_float_by_odd(float x) {
+  return x;
+}
+TESSERA_RULE float to_float_by_odd(double x) {
+  const float near = static_cast<float>(x);
+  if (x != x || static_cast<double>(near) == x) return near;
+  const Word bits = bits_of_float(near);
+  const double size = x < 0 ? -x : x;
+  const bool above = static_cast<double>(float_of_bits(bits & 0x7FFFFFFFu)) > size;
+  return float_of_bits((bits - (above ? 1u : 0u)) | 1u);
 }
 
 }  // namespace tessera::rules

@@ -24,8 +24,8 @@ TESSERA_RULE Words4 philox4x32_10(Words4 counter, Word key_low, Word key_high) {
 struct Dropout {
   Word key_low, key_high;
   Word offset_low;
-  Word plane;      // b * Hq + h
-  Word threshold;  // keep iff word >= threshold
+  Word plane;                    // b * Hq + h
+  unsigned long long threshold;  // keep iff word >= threshold; up to 2^32, which keeps nothing
 
   // The four words of elements (i, j), (i, j+8), (i+8, j), (i+8, j+8), where bit 3 of i and of j is clear.
   TESSERA_RULE Words4 words(Index i, Index j) const {
@@ -37,11 +37,9 @@ struct Dropout {
   }
 };
 
-// p in [0, 1). The threshold floor(p 2^32 + 0.5) of a p within 2^-33 of 1 would be 2^32; it stops at 2^32 - 1.
 TESSERA_RULE Dropout make_dropout(double p, unsigned long long seed, unsigned long long offset, Word plane) {
-  const double scaled = p * 4294967296.0 + 0.5;
   return {static_cast<Word>(seed), static_cast<Word>(seed >> 32) ^ static_cast<Word>(offset >> 32),
-          static_cast<Word>(offset), plane, scaled >= 4294967295.0 ? 0xFFFFFFFFu : static_cast<Word>(scaled)};
+          static_cast<Word>(offset), plane, static_cast<unsigned long long>(p * 4294967296.0 + 0.5)};
 }
 
 }  // namespace tessera::rules

@@ -446,7 +446,7 @@ TEST(Plans, HintsDecide) {
   const tessera_device device = find_device("host");
   const tessera_hints none = allowing("nobody");
   tessera_plan* made = nullptr;
-  expect_says(TESSERA_UNSUPPORTED, "reference.oracle: hints allow only nobody", [&](tessera_error* e) {
+  expect_says(TESSERA_INVALID, "kernels is \"nobody\"; it must name some of", [&](tessera_error* e) {
     return tessera_plan_make(tessera_line_problem(line.get()), &device, &none, &made, e);
   });
 }

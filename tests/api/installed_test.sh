@@ -18,6 +18,13 @@ for example in c cpp; do
   "$work/$example/example"
 done
 
+if [ -x "$build/tools/tessera/tessera" ]; then
+  echo "== the command"
+  "$work/prefix/bin/tessera" info
+  [ "$("$work/prefix/bin/tessera" mask "forward f32 q2 k3 mask=causal" | tr '\n' ' ')" = "110 111 " ]
+fi
+[ -s "$work/prefix/share/doc/tessera/contract.md" ]
+
 library=$(find "$work/prefix" -name libtessera.so)
 pc=$(find "$work/prefix" -name tessera.pc)
 [ -n "$pc" ] || { echo "tessera.pc is not installed"; exit 1; }

@@ -163,6 +163,7 @@ struct Guarded {
     problem.alignment = 1;  // the end is where it must be, the beginning falls where it may
     tessera_bindings_init(&bindings);
     bindings.seed = line.seed();
+    bindings.offset = line.offset();
     pages.reserve(TESSERA_NAMES);
     for (int name = 0; name < TESSERA_NAMES; ++name) {
       if (problem.operand[name].dtype == TESSERA_ABSENT) continue;
@@ -195,29 +196,23 @@ struct Answer {
 };
 inline Answer attempt(const tessera_problem& problem, const tessera_bindings& bindings, const How& how = {},
                       int rubbish = 0xFF, int64_t workspace_short_by = 0) {
-  tessera_error error = tools::fresh_error();
-  tessera_hints hints;
-  tessera_hints_init(&hints);
-  hints.kernels = how.kernels.c_str();
-  hints.threads = how.threads;
-  hints.tile_rows = how.tile_rows;
-  hints.tile_keys = how.tile_keys;
-  const tessera_device host = tools::find_device("host");
-  tessera_plan* plan = nullptr;
-  int32_t code = tessera_plan_make(&problem, &host, &hints, &plan, &error);
-  if (code != TESSERA_OK) return {code, error.message};
-  tessera_plan_facts facts{};
-  facts.size = sizeof facts;
-  tessera_plan_get(plan, &facts, &error);
-  const auto bytes = static_cast<size_t>((facts.workspace_bytes + 63) / 64 * 64);
-  const Pages workspace(bytes);
-  std::memset(workspace.data(), rubbish, bytes);
-  tessera_bindings bound = bindings;
-  bound.workspace = workspace.data();
-  bound.workspace_bytes = facts.workspace_bytes - workspace_short_by;
-  code = tessera_run(plan, &bound, nullptr, &error);
-  tessera_plan_free(plan);
-  return {code, code == TESSERA_OK ? "" : error.message};
+  try {
+    const tools::Plan plan(
+        problem,
+        {.kernels = how.kernels, .threads = how.threads, .tile_rows = how.tile_rows, .tile_keys = how.tile_keys});
+    const int64_t needed = plan.facts().workspace_bytes;
+    const auto bytes = static_cast<size_t>((needed + 63) / 64 * 64);
+    const Pages workspace(bytes);
+    std::memset(workspace.data(), rubbish, bytes);
+    tessera_bindings bound = bindings;
+    bound.workspace = workspace.data();
+    bound.workspace_bytes = needed - workspace_short_by;
+    tessera_error error = tools::fresh_error();
+    tools::call(tessera_run(plan.get(), &bound, nullptr, &error), error);
+    return {TESSERA_OK, ""};
+  } catch (const tools::Error& error) {
+    return {error.code, error.what()};
+  }
 }
 inline void expect_ok(const Answer& answer) {
   ASSERT_EQ(answer.code, TESSERA_OK) << answer.message;

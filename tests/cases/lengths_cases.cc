@@ -90,8 +90,8 @@ TEST(Cases, C07_MalformedOffsets) {
   refuse({0, 4, -5}, {"decrease", "-5"});
   refuse({0, 4, 8}, {"8", "7 rows"});      // more rows than there are
   refuse({0, 6, 7}, {"6", "len_k", "4"});  // longer than was promised
-  refuse({0, INT32_MAX, INT32_MAX}, {"len_k"});
-  refuse({0, INT32_MAX, INT32_MIN}, {"len_k"});
+  refuse({0, INT32_MAX, INT32_MAX}, {"7 rows"});
+  refuse({0, INT32_MAX, INT32_MIN}, {"decrease"});
   tessera_problem p = tools::Line("forward f32 h1 d4 varlen=q[3,4]k[3,4]").problem();
   p.operand[TESSERA_CU_SEQLENS_K].dtype = TESSERA_F64;  // eight bytes a length
   expect_invalid(attempt(p, {}), {"cu_seqlens_k", "i32"});

@@ -68,9 +68,10 @@ TEST(Choose, HintsNameKernelsByPrefix) {
   EXPECT_EQ(make("forward d8", allowing("fast")).kernel, &odd);
   EXPECT_EQ(make("forward d8", allowing("nothing,judge.exact")).kernel, &judge);
   EXPECT_EQ(make("forward d8", allowing("judge")).kernel, &judge);
-  EXPECT_EQ(reason(make("forward d8", allowing("plain")), "fast.odd"), "hints allow only plain");
+  EXPECT_EQ(reason(make("forward d8", allowing("plain")), "fast.odd"), "only plain may be chosen");
   for (const char* none : {"", ",", "fas", "fast.od", "plain.", "PLAIN"})
-    expect_says(refusal([&] { make("forward d8", allowing(none)); }), TESSERA_UNSUPPORTED, "plain: hints allow only");
+    expect_says(refusal([&] { make("forward d8", allowing(none)); }), TESSERA_INVALID,
+                "it must name some of fast.never, fast.odd, plain, judge.exact, or their prefixes");
 }
 
 TEST(Choose, UnsupportedListsEveryReason) {
@@ -88,7 +89,9 @@ TEST(Choose, WorkspaceLimitPassesTheKernelBy) {
   h.threads = 2;
   const Plan plan = make("forward d8", h);
   EXPECT_EQ(plan.kernel, &plain);
-  EXPECT_EQ(reason(plan, "fast.odd"), "needs 2176 bytes of workspace with 2 threads, the limit is 500");
+  EXPECT_EQ(reason(plan, "fast.odd"),
+            "needs 2176 bytes of workspace with 2 threads, the limit is 500; fewer threads or "
+            "smaller tiles need less");
   h.workspace_limit = 2176;
   EXPECT_EQ(make("forward d8", h).kernel, &odd);
   const Kernel* const one[] = {&odd};
@@ -106,19 +109,20 @@ TEST(Choose, SamplesAreForKernelsThatAreNamed) {
 }
 
 TEST(Choose, RefusesWhatIsNoHint) {
-  for (int n = 0; n < 7; ++n) {
+  const auto says = [](const char* sentence, auto set) {
     Hints h = {};
     h.has_workspace_limit = 1;
-    if (n == 0) h.threads = -1;
-    if (n == 1) h.tile_rows = -1;
-    if (n == 2) h.tile_rows = 1025;
-    if (n == 3) h.tile_keys = -1;
-    if (n == 4) h.tile_keys = 1025;
-    if (n == 5) h.sample_pairs = -1;
-    if (n == 6) h.workspace_limit = -1;
-    expect_says(refusal([&] { make("forward d8", h); }), TESSERA_INVALID,
-                "none may be negative and tiles stay up to 1024");
-  }
+    set(h);
+    expect_says(refusal([&] { make("forward d8", h); }), TESSERA_INVALID, sentence);
+  };
+  says("hints.threads is -1; it must be from 0 (all) to 1024", [](Hints& h) { h.threads = -1; });
+  says("hints.threads is 1025", [](Hints& h) { h.threads = 1025; });
+  says("tile_rows and tile_keys are -1 and 0", [](Hints& h) { h.tile_rows = -1; });
+  says("tile_rows and tile_keys are 1025 and 0", [](Hints& h) { h.tile_rows = 1025; });
+  says("tile_rows and tile_keys are 0 and -1", [](Hints& h) { h.tile_keys = -1; });
+  says("tile_rows and tile_keys are 0 and 1025", [](Hints& h) { h.tile_keys = 1025; });
+  says("hints.sample_pairs is -1", [](Hints& h) { h.sample_pairs = -1; });
+  says("hints.workspace_limit is -1", [](Hints& h) { h.workspace_limit = -1; });
   expect_says(refusal([&] { choose(all, Problem{}, find_device("avx2"), {}); }), TESSERA_INVALID, "heads_q is 0");
 }
 
@@ -244,7 +248,7 @@ struct Memory {
 
   explicit Memory(const char* line) : plan(make(line)) {
     for (int name = 0; name < TESSERA_NAMES; ++name)
-      if (has(plan.problem, name)) bound.data[name] = bytes;
+      if (has(plan.problem, name)) bound.data[name] = bytes + 64 * name;
     bound.workspace = bytes;
     bound.workspace_bytes = sizeof bytes;
   }
@@ -261,6 +265,12 @@ TEST(Bindings, WhatAPlanNeeds) {
     expect_says(m.check(), TESSERA_INVALID,
                 fmt::format("{} is bound to NULL; the plan was made with it", operand_row(name).text));
   }
+}
+
+TEST(Bindings, OutputsHaveTheirOwnMemory) {
+  Memory m("forward q2 k3 d8");
+  m.bound.data[TESSERA_OUT] = m.bound.data[TESSERA_K];
+  expect_says(m.check(), TESSERA_INVALID, "out and k are bound to one address");
 }
 
 TEST(Bindings, EmptyOperandsNeedNoMemory) {

@@ -77,7 +77,7 @@ const Wrong wrongs[] = {
     {"forward d8 varlen=q[3,2]", TESSERA_CU_SEQLENS_Q, 1, 4,
      "cu_seqlens_q makes sequence 0 4 long; len_q promised at most 3"},
     {"forward d8 varlen=k[3,2]", TESSERA_CU_SEQLENS_K, 2, INT32_MAX,
-     "cu_seqlens_k makes sequence 1 2147483644 long; len_k"},
+     "cu_seqlens_k[2] is 2147483647; the operand has 5 rows"},
     {"forward d8 varlen=q[3,2]", TESSERA_CU_SEQLENS_Q, 2, 6, "cu_seqlens_q[2] is 6; the operand has 5 rows"},
     {"forward q4 d8 seqused=q[3,2]", TESSERA_SEQUSED_Q, 1, 5,
      "seqused_q[1] is 5; it must be from 0 to the sequence's 4 rows"},

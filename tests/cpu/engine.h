@@ -18,35 +18,11 @@ inline tools::Case make_case(const std::string& text, uint64_t seed = 1, bool po
   return c;
 }
 
-struct How {
-  std::string kernels = "cpu";
-  int threads = 0, tile_rows = 0, tile_keys = 0;
-};
+using How = tools::Choice;  // kernels, threads, tile rows, tile keys
 
 // Plans and runs `problem` on the case's memory, with a workspace full of 0xFF.
 inline void run(const tools::Case& c, const tessera_problem& problem, const How& how) {
-  tessera_error error = tools::fresh_error();
-  tessera_hints hints;
-  tessera_hints_init(&hints);
-  hints.kernels = how.kernels.c_str();
-  hints.threads = how.threads;
-  hints.tile_rows = how.tile_rows;
-  hints.tile_keys = how.tile_keys;
-  const tessera_device host = tools::find_device("host");
-  tessera_plan* plan = nullptr;
-  tools::call(tessera_plan_make(&problem, &host, &hints, &plan, &error), error);
-  tessera_plan_facts facts{};
-  facts.size = sizeof facts;
-  tools::call(tessera_plan_get(plan, &facts, &error), error);
-  const auto bytes = static_cast<size_t>(facts.workspace_bytes);
-  const tools::Buffer workspace = tools::allocate(bytes, 64);
-  std::fill_n(workspace.memory.get(), bytes, std::byte{0xFF});
-  tessera_bindings bound = c.bindings();
-  bound.workspace = workspace.memory.get();
-  bound.workspace_bytes = facts.workspace_bytes;
-  const int code = tessera_run(plan, &bound, nullptr, &error);
-  tessera_plan_free(plan);
-  tools::call(code, error);
+  tools::Runner(c, problem, how).run();
 }
 
 // Forward first if the case is a backward one, since that reads out and lse.

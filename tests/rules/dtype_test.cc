@@ -1,5 +1,6 @@
 // 16-bit formats against an independent computation: what a pattern means from its bits, rounding by search in a table.
 #include "rules/dtype.h"
+#include "tessera/tessera.h"
 
 #include <gtest/gtest.h>
 
@@ -111,10 +112,10 @@ TEST_P(Halves, Ends) {
 INSTANTIATE_TEST_SUITE_P(Formats, Halves, testing::ValuesIn(formats), [](const auto& p) { return p.param.text; });
 
 TEST(Dtype, RowsStandAtTheirNames) {
-  EXPECT_STREQ(dtype_rows[static_cast<int>(Dtype::f64)].text, "f64");
-  EXPECT_STREQ(dtype_rows[static_cast<int>(Dtype::f16)].text, "f16");
-  EXPECT_STREQ(dtype_rows[static_cast<int>(Dtype::boolean)].text, "bool");
-  EXPECT_EQ(dtype_rows[static_cast<int>(Dtype::boolean)].bytes, 1);
+  EXPECT_STREQ(dtype_rows[TESSERA_F64].text, "f64");
+  EXPECT_STREQ(dtype_rows[TESSERA_F16].text, "f16");
+  EXPECT_STREQ(dtype_rows[TESSERA_BOOL].text, "bool");
+  EXPECT_EQ(dtype_rows[TESSERA_BOOL].bytes, 1);
 }
 
 static_assert(f16_to_float(float_to_f16(0.333251953125f)) == 0.333251953125f);

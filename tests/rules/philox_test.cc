@@ -63,7 +63,7 @@ TEST(Dropout, Thresholds) {
   EXPECT_EQ(make_dropout(0.5, 1, 0, 0).threshold, 0x80000000u);
   EXPECT_EQ(make_dropout(0x1p-32, 1, 0, 0).threshold, 1u);
   EXPECT_EQ(make_dropout(0x1p-34, 1, 0, 0).threshold, 0u);
-  EXPECT_EQ(make_dropout(std::nextafter(1.0, 0.0), 1, 0, 0).threshold, 0xFFFFFFFFu);
+  EXPECT_EQ(make_dropout(std::nextafter(1.0, 0.0), 1, 0, 0).threshold, 1ull << 32);  // keeps nothing
 }
 
 TEST(Dropout, KeepsItsShare) {

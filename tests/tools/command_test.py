@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 TESSERA, SOURCE, SANITIZER = sys.argv[1], pathlib.Path(sys.argv[2]), "".join(sys.argv[3:])
@@ -107,6 +108,44 @@ class Files(Base):
         write_tensors(self.folder / "all.safetensors", given)
         self.expect(RIGHT, "run", "backward f32 " + line, "--in", self.folder / "all.safetensors", "--out", gradients, "--verify")
         self.assertEqual(read_header(gradients)["dq"]["shape"], [1, 2, 1, 1])
+
+    def test_backward_from_two_files(self):
+        line, given, out = "b1 h1 q2 k2 d1", self.folder / "in.safetensors", self.folder / "fwd.safetensors"
+        gradients, tensor = self.folder / "g.safetensors", ("F32", [1, 2, 1, 1], floats(1.0, -0.5))
+        write_tensors(given, {name: tensor for name in ("q", "k", "v", "dout")})
+        self.expect(INVALID, "run", "backward f32 " + line, "--in", given, says=f"--in {given} --in fwd.safetensors")
+        self.expect(RIGHT, "run", "forward f32 " + line, "--in", given, "--out", out)
+        self.expect(RIGHT, "run", "--in", given, "--in", out, "backward f32 " + line, "--out", gradients, "--verify")
+        self.expect(RIGHT, "verify", "backward f32 " + line, "--in", given, "--in", out, "--got", gradients)
+        write_tensors(out, {"k": tensor})
+        for verb in (["run"], ["verify", "--got", gradients]):
+            self.expect(INVALID, *verb, "forward f32 " + line, "--in", given, "--in", out, says=["tensor k", str(given), str(out)])
+
+    def test_inputs_are_not_overwritten(self):
+        given, other = self.folder / "in.safetensors", self.folder / "link"
+        write_tensors(given, {name: ("F32", [1, 1, 1, 1], floats(1.0)) for name in ("q", "k", "v")})
+        other.symlink_to(given)
+        before = given.read_bytes()
+        for out in (given, other, f"{self.folder}/./in.safetensors"):
+            self.expect(INVALID, "run", "forward f32 q1 k1 d1", "--in", given, "--out", out, says="another name")
+            self.expect(INVALID, "mask", "forward f32 q1 k1 d1", "--in", given, "--png", out, says="another name")
+        self.assertEqual(given.read_bytes(), before)
+
+    def test_unused_inputs_are_noted(self):
+        given, tensor = self.folder / "in.safetensors", ("F32", [1, 1, 1, 1], floats(1.0))
+        write_tensors(given, {name: tensor for name in ("q", "k", "v", "bias", "out", "dout", "dq", "mine")})
+        ran = self.expect(RIGHT, "run", "forward f32 q1 k1 d1", "--in", given)
+        self.assertEqual(ran.stderr, f"tessera: note: bias is in the file {given}, but the line does not use it\n")
+        self.assertEqual(self.expect(RIGHT, "run", "forward f32 q1 k1 d1 bias=f32[1,1,1,1]", "--in", given).stderr, "")
+
+    def test_a_sample_cannot_judge_sums(self):
+        line, path = "backward f32 b2 h1 q1 k1 d1 sink", self.folder / "all.safetensors"
+        given = {name: ("F32", [2, 1, 1, 1], floats(0.0, 0.0)) for name in ("q", "k", "v", "out", "dout")}
+        given |= {"lse": ("F32", [2, 1, 1], floats(0.6931472, 0.6931472)), "sinks": ("F32", [1], floats(0.0)),
+                  "dsinks": ("F32", [1], floats(0.0))}
+        write_tensors(path, given)
+        self.expect(RIGHT, "verify", line, "--in", path, "--got", path)
+        self.expect(INVALID, "verify", line, "--in", path, "--got", path, "--sample", "1", says="sample")
 
     def test_outputs_that_cannot_be_written(self):
         self.expect(INVALID, "run", LINE, "--in", MINILM, "--out", self.folder / "no/such/folder/out", says="no/such/folder")
@@ -212,13 +251,50 @@ class Lines(Base):
                 self.assertIn(key, row)
             self.assertTrue(row["ok"])
 
+    def test_bench_of_engines_that_cannot_run(self):
+        begin = time.monotonic()
+        self.expect(UNSUPPORTED, "bench", "forward f32 q3 k3 d4", "--engine", "cpu.avx512bf16,cpu.avx512bf16", "--seconds", "60")
+        self.assertLess(time.monotonic() - begin, 30)
+
+    @unittest.skipIf(SANITIZER, "sanitizers need more address space than the limit")
+    def test_memory_that_the_machine_does_not_give(self):
+        # The score matrix of the first line takes 3.6 GB.
+        command = ["bench", "--json", "forward f32 q30000 k30000 d1", "forward f32 q3 k3 d4",
+                   "--engine", "materialised", "--seconds", "0.01", "--threads", "1"]
+        ran = subprocess.run(["bash", "-c", 'ulimit -v 2000000; exec "$@"', "-", TESSERA, *command], capture_output=True, text=True)
+        self.assertEqual(ran.returncode, INVALID, ran.stderr)
+        rows = json.loads(ran.stdout)["results"]
+        self.assertEqual([row["ok"] for row in rows], [False, True])
+        self.assertEqual(rows[0]["error"]["code"], "failed")
+
+    def test_sums_over_all_pairs_are_judged_in_full(self):
+        # Large by its bounds, small by its lengths: sampled, were it not for dsinks.
+        line = "backward f32 b2 h2/1 q2000 k2000 d300 sink seqused=q[3,3]k[5,5]"
+        tensors = json.loads(self.expect(RIGHT, "check", "--json", line).stdout)["tensors"]
+        self.assertIn("dsinks", tensors)
+        self.assertEqual(tensors["dq"]["elements"], 2 * 2000 * 2 * 300)
+
     def test_info_and_help(self):
         self.expect(RIGHT, "info", says=["threads", "gpu"])
         json.loads(self.expect(RIGHT, "info", "--json").stdout)
         for verb in ("run", "verify", "mask", "plan", "check", "bench", "info"):
             self.expect(RIGHT, verb, "--help", says="Example")
-        self.expect(INVALID, "juggle")
+        self.expect(INVALID, "juggle", says="juggle is not a verb")
         self.expect(INVALID)
+
+    def test_numbers(self):
+        line = "forward f32 q3 k3 d4"
+        for verb, option, value in [("run", "--threads", "-1"), ("run", "--workspace", "100KB"), ("bench", "--seconds", "0"),
+                                    ("check", "--sample", "x"), ("check", "--seed", "-1"), ("mask", "--batch", "-1")]:
+            ran = self.expect(INVALID, verb, line, option, value, says=[option, f"is {value}; it must be"])
+            self.assertLess(len(ran.stderr), 120)
+        self.expect(INVALID, "mask", line, "--head", "1", says="counted from 0")
+        self.expect(UNSUPPORTED, "run", line, "--random", "--workspace", "16", says="the limit is 16")
+
+    def test_the_line_is_shown_whole(self):
+        line = "forward f32 b2 q3 k3 d4 dropout=0.5@seed7 seqused=q[1,2]"
+        for arguments in (["plan", line], ["run", line, "--random"]):
+            self.expect(RIGHT, *arguments, says=["seed7", "[1,2]"])
 
     def test_errors_as_json(self):
         error = json.loads(self.expect(INVALID, "plan", "--json", "forward d0").stdout)["error"]

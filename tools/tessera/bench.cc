@@ -69,7 +69,8 @@ Contestant enter(const Case& c, const std::string& engine, int threads, int64_t 
     one.verdicts = std::move(judgement.verdicts);
     one.code = judgement.ok ? TESSERA_OK : TESSERA_WRONG;
     if (!judgement.ok) one.message = "wrong: " + verdicts_brief(one.verdicts);
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = caught();
     one.code = error.code;
     one.message = error.what();
   }
@@ -80,10 +81,13 @@ Contestant enter(const Case& c, const std::string& engine, int threads, int64_t 
 void race(std::vector<Contestant>& all, double seconds) {
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  for (int round = 0; round < 3 || elapsed() < seconds * static_cast<double>(all.size()); ++round)
-    for (Contestant& one : all)
-      if (one.code == TESSERA_OK) one.times.push_back(one.run());
-  for (Contestant& one : all) std::sort(one.times.begin(), one.times.end());
+  std::vector<Contestant*> able;
+  for (Contestant& one : all)
+    if (one.code == TESSERA_OK) able.push_back(&one);
+  if (able.empty()) return;
+  for (int round = 0; round < 3 || elapsed() < seconds * static_cast<double>(able.size()); ++round)
+    for (Contestant* one : able) one->times.push_back(one->run());
+  for (Contestant* one : able) std::sort(one->times.begin(), one->times.end());
 }
 
 double quantile(const std::vector<double>& sorted, double share) {
@@ -112,11 +116,12 @@ Json json(const Contestant& one, const std::string& line, const tessera_plan_fac
 std::string text(const Json& row) {
   const std::string kernel = row["kernel"].get<std::string>();
   if (!row.contains("median_us"))
-    return fmt::format("  {:<18}{}\n", kernel, row["error"]["message"].get<std::string>());
+    return fmt::format("  {:<18}{}\n", kernel, one_line(row["error"]["message"].get<std::string>()));
   const auto number = [&](const char* key) { return row[key].get<double>(); };
-  return fmt::format("  {:<18}{:>12}{:>12}{:>12.1f}{:>10.2f}{:>12}{:>12}\n", kernel,
-                     seconds_text(number("median_us") * 1e-6), seconds_text(number("p95_us") * 1e-6), number("gflops"),
-                     number("gbs"), bytes_text(number("peak_bytes")), bytes_text(number("workspace_bytes")));
+  return fmt::format("  {:<18}{:>12}{:>12}{:>15}{:>10.2f}{:>12}{:>12}\n", kernel,
+                     seconds_text(number("median_us") * 1e-6), seconds_text(number("p95_us") * 1e-6),
+                     flops_text(number("gflops") * 1e9) + "/s", number("gbs"), bytes_text(number("peak_bytes")),
+                     bytes_text(number("workspace_bytes")));
 }
 
 std::vector<std::string> split(const std::string& engines) {
@@ -143,7 +148,8 @@ std::vector<Json> measure(const Source& source, const Options& o, int threads, c
       all.push_back(enter(*c, engine, threads, sample_for(c->problem())));
     }
     race(all, o.seconds);
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = caught();
     all.clear();
     Contestant nobody;
     nobody.engine = nobody.kernel = o.engines.empty() ? "-" : o.engines;
@@ -162,7 +168,7 @@ std::vector<Json> measure(const Source& source, const Options& o, int threads, c
 int perform(const Options& o) {
   const int threads = o.threads > 0 ? o.threads : find_device("host").threads;
   Json facts = manifest(threads);
-  if (o.peak) facts["fma_peak_gflops"] = fma_peak(threads) * 1e-9;
+  if (o.peak) facts["fma_peak_gflops"] = std::stod(fmt::format("{:.4g}", fma_peak(threads) * 1e-9));
   if (o.lines.empty() && !o.peak) throw invalid("no problem line was given; give one, a file of them, or --peak");
 
   int worst = TESSERA_OK;
@@ -175,8 +181,8 @@ int perform(const Options& o) {
       progress.step();
       for (const Json& row : rows) results.push_back(row);
       if (o.json) continue;
-      std::string table = fmt::format("{}\n  {:<18}{:>12}{:>12}{:>12}{:>10}{:>12}{:>12}\n", source.text, "kernel",
-                                      "median", "p95", "GFLOP/s", "GB/s", "peak", "workspace");
+      std::string table = fmt::format("{}\n  {:<18}{:>12}{:>12}{:>15}{:>10}{:>12}{:>12}\n", source.text, "kernel",
+                                      "median", "p95", "speed", "GB/s", "peak", "workspace");
       for (const Json& row : rows) table += text(row);
       progress.print(table + "\n");
     }
@@ -195,11 +201,12 @@ void add_bench(CLI::App& app, Action& action) {
       app, action, "bench", "Measure problems; a wrong result has no speed",
       "tessera bench \"forward f32 h8 q2048 k2048 d64 mask=causal\" --engine cpu,materialised --peak", perform, o);
   verb->add_option("LINE", o->lines, "problem lines, files of them, or - for stdin");
-  verb->add_option("--engine", o->engines,
-                   "engines or kernels, comma between; \"materialised\" is the textbook's way, as a yardstick");
-  verb->add_option("--threads", o->threads, "0: all")->check(CLI::NonNegativeNumber);
-  verb->add_option("--seconds", o->seconds, "for each line and engine; at least three rounds")
-      ->check(CLI::PositiveNumber);
+  verb->add_option(
+      "--engine", o->engines,
+      "who is measured: names or prefixes of kernels, comma between; \"materialised\" is the textbook's way, as a "
+      "yardstick");
+  verb->add_option("--threads", o->threads, "0: all")->check(whole(most_threads));
+  verb->add_option("--seconds", o->seconds, "for each line and engine; at least three rounds")->check(positive());
   verb->add_flag("--peak", o->peak, "measure the float32 peak of multiply and add as well");
 }
 

@@ -77,11 +77,15 @@ bool is_lengths(int name) {
   return name >= TESSERA_CU_SEQLENS_Q && name <= TESSERA_CORNER_OFFSETS;
 }
 
-void bind_lengths(Case& c, const TensorFile& file) {
+void bind_tensor(Case& c, int name, const TensorFiles& files) {
+  tools::bind_tensor(c, name, files.with(tessera_name_text(name)));
+}
+
+void bind_lengths(Case& c, const TensorFiles& files) {
   for (int name = TESSERA_CU_SEQLENS_Q; name <= TESSERA_CORNER_OFFSETS; ++name) {
     const std::vector<int32_t>& given = c.given(name);
     if (!c.has(name)) continue;
-    if (given.empty() || file.has(tessera_name_text(name))) bind_tensor(c, name, file);
+    if (given.empty() || files.has(tessera_name_text(name))) bind_tensor(c, name, files);
     else
       for (size_t n = 0; n < given.size(); ++n) c.value(name, static_cast<int64_t>(n)) = given[n];
   }
@@ -113,25 +117,65 @@ void bind_tensor(Case& c, int name, const TensorFile& file) {
                 [&](std::byte* element, size_t n) { std::memcpy(element, bytes.data() + n * size, size); });
 }
 
-void bind_files(Case& c, const TensorFile& file) {
+TensorFiles::TensorFiles(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    TensorFile file(path);
+    for (const auto& [name, tensor] : file.tensors())
+      if (has(name))
+        throw invalid("tensor {} is in {} and in {}; give it in one of them", name, with(name).path(), path);
+    files_.push_back(std::move(file));
+  }
+}
+
+bool TensorFiles::has(const std::string& name) const {
+  return std::any_of(files_.begin(), files_.end(), [&](const TensorFile& file) { return file.has(name); });
+}
+
+const TensorFile& TensorFiles::with(const std::string& name) const {
+  const auto has_it = [&](const TensorFile& file) { return file.has(name); };
+  const auto found = std::find_if(files_.begin(), files_.end(), has_it);
+  if (found != files_.end()) return *found;
+  if (files_.size() > 1) throw invalid("{}: tensor {} is in none of them; add it to one", paths(), name);
+  return files_.front();  // whose own message lists what it has
+}
+
+std::string TensorFiles::paths() const {
+  std::string all;
+  for (const TensorFile& file : files_) all += (all.empty() ? "" : ", ") + file.path();
+  return all;
+}
+
+void bind_files(Case& c, const TensorFiles& files) {
   const bool backward = c.problem().pass == TESSERA_BACKWARD;
   for (const int name : {TESSERA_OUT, TESSERA_LSE})
-    if (backward && !file.has(tessera_name_text(name)))
+    if (backward && !files.has(tessera_name_text(name)))
       throw invalid(
-          "{}: tensor {} is missing; backward reads the out and lse of forward: run the forward line with "
-          "--out first and add its tensors to this file",
-          file.path(), tessera_name_text(name));
-  bind_lengths(c, file);
+          "{}: tensor {} is missing; backward reads the out and lse of forward: run the forward line first with "
+          "--out fwd.safetensors, then give --in {} --in fwd.safetensors",
+          files.paths(), tessera_name_text(name), files.with("q").path());
+  bind_lengths(c, files);
   const std::vector<int> results = outputs(c.problem());
   for (int name = 0; name < TESSERA_NAMES; ++name)
     if (c.has(name) && !is_lengths(name) && std::find(results.begin(), results.end(), name) == results.end())
-      bind_tensor(c, name, file);
+      bind_tensor(c, name, files);
 }
 
-void bind_mask(Case& c, const TensorFile& file) {
-  bind_lengths(c, file);
+std::string unused_inputs(const Case& c, const TensorFiles& files) {
+  std::string notes;
+  for (int name = 0; name < TESSERA_NAMES; ++name) {
+    const std::string text = tessera_name_text(name);
+    const bool input = name < TESSERA_OUT || (name == TESSERA_DLSE && c.problem().pass == TESSERA_BACKWARD);
+    if (input && !c.has(name) && files.has(text))
+      notes += fmt::format("tessera: note: {} is in the file {}, but the line does not use it\n", text,
+                           files.with(text).path());
+  }
+  return notes;
+}
+
+void bind_mask(Case& c, const TensorFiles& files) {
+  bind_lengths(c, files);
   for (const int name : {TESSERA_KEEP, TESSERA_EXCLUDE_KEYS, TESSERA_DOCUMENTS_Q, TESSERA_DOCUMENTS_K})
-    if (c.has(name)) bind_tensor(c, name, file);
+    if (c.has(name)) bind_tensor(c, name, files);
 }
 
 std::vector<OwnedTensor> to_tensors(const Case& c, const std::vector<int>& names) {

@@ -64,6 +64,7 @@ Case::Case(const Line& line, Only only) : problem_(line.problem()) {
   call(tessera_check(&problem_, &error), error);
   tessera_bindings_init(&bindings_);
   bindings_.seed = line.seed();
+  bindings_.offset = line.offset();
 
   std::array<bool, TESSERA_NAMES> wanted{};
   std::optional<int64_t> total = 0;

@@ -24,6 +24,7 @@ class Line {
   const tessera_problem& problem() const { return *tessera_line_problem(line_.get()); }
   std::vector<int32_t> values(int name) const;
   uint64_t seed() const { return tessera_line_seed(line_.get()); }
+  uint64_t offset() const { return tessera_line_offset(line_.get()); }
   std::string text() const;  // as the library prints it
 
  private:

@@ -42,7 +42,8 @@ Row check(const Source& source, const Options& o) {
     Judgement judgement = judge(c, sample);
     row.code = judgement.ok ? TESSERA_OK : TESSERA_WRONG;
     row.verdicts = std::move(judgement.verdicts);
-  } catch (const Error& error) {
+  } catch (...) {
+    const Error error = caught();
     row.code = error.code;
     row.message = source.place + error.what();
   }
@@ -61,8 +62,7 @@ Json json(const Row& row) {
 
 std::string text(const Row& row, const Source& source) {
   constexpr std::array words{"ok", "WRONG", "invalid", "unsupported", "failed"};
-  std::string detail = row.message.empty() ? verdicts_brief(row.verdicts) : row.message;
-  std::replace(detail.begin(), detail.end(), '\n', ' ');  // one row a line
+  const std::string detail = row.message.empty() ? verdicts_brief(row.verdicts) : one_line(row.message);
   const std::string place = row.message.empty() ? source.place : "";
   return fmt::format("{:<12}{:<18}{}{}  | {}\n", words[static_cast<size_t>(row.code)],
                      row.kernel.empty() ? "-" : row.kernel, place, row.line, detail);
@@ -95,11 +95,11 @@ void add_check(CLI::App& app, Action& action) {
       add_verb(app, action, "check", "Check problems on random inputs against the oracle",
                "tessera check \"backward f32 b2 h6/2 q127 k300 d80/48 mask=window(64,0)\" cases/smoke.txt", perform, o);
   verb->add_option("LINE", o->lines, "problem lines, files of them, or - for stdin")->required();
-  verb->add_option("--engine", o->choice.kernels, "engine or kernel: cpu, cpu.avx2, reference.oracle, ...");
-  verb->add_option("--seed", o->seed, "of the random inputs");
+  verb->add_option("--engine", o->choice.kernels, engine_help);
+  verb->add_option("--seed", o->seed, "of the random inputs")->check(whole<uint64_t>());
   verb->add_option("--sample", o->sample, "judge only so many (batch, KV head) pairs; 0: all; large problems: 1")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--threads", o->choice.threads, "0: all")->check(CLI::NonNegativeNumber);
+      ->check(whole<int64_t>());
+  verb->add_option("--threads", o->choice.threads, "0: all")->check(whole(most_threads));
 }
 
 }  // namespace tessera::tools

@@ -96,7 +96,11 @@ File open_file(const std::string& path, int64_t& bytes) {
   return file;
 }
 
-void check_writable(const std::string& path) {
+void check_writable(const std::string& path, const std::vector<std::string>& inputs) {
+  std::error_code ignored;
+  for (const std::string& input : inputs)
+    if (std::filesystem::equivalent(path, input, ignored))
+      throw invalid("{}: is the file of inputs {}; give the output another name", path, input);
   const Temporary temporary(target_of(path));
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tessera::tools {
 
@@ -20,7 +21,7 @@ File open_file(const std::string& path, int64_t& bytes);
 // Calls `fill` on the temporary file; on any failure, or a signal, removes it and leaves `path` as it was.
 void write_file(const std::string& path, const std::function<void(std::FILE*)>& fill);
 
-// Throws what write_file would throw at its beginning.
-void check_writable(const std::string& path);
+// Throws what write_file would throw at its beginning, and if the file is one of `inputs`.
+void check_writable(const std::string& path, const std::vector<std::string>& inputs);
 
 }  // namespace tessera::tools

@@ -63,11 +63,7 @@ Json gpus() {
 }
 
 std::string commit() {
-#ifdef TESSERA_COMMIT
   return TESSERA_COMMIT;
-#else
-  return "unknown";
-#endif
 }
 
 Json versions() {

@@ -4,7 +4,9 @@
 #include <sstream>
 
 #include "bind.h"
+#include "files.h"
 #include "picture.h"
+#include "progress.h"
 #include "verb.h"
 
 namespace tessera::tools {
@@ -28,14 +30,15 @@ std::string with_dim(const std::string& line) {
   return text + " d1";
 }
 
-void bind(Case& c, const Options& o) {
-  if (!o.in.empty()) return bind_mask(c, TensorFile(o.in));
+void bind(Case& c, const Options& o, Progress& progress) {
+  if (!o.in.empty()) return bind_mask(c, TensorFiles({o.in}));
   fill_random(c, 0);
   std::string made_up;
   for (int name = TESSERA_KEEP; name <= TESSERA_CORNER_OFFSETS; ++name)
     if (c.has(name) && c.given(name).empty())
       made_up += (made_up.empty() ? "" : ", ") + std::string(tessera_name_text(name));
-  if (!made_up.empty()) fmt::print(stderr, "tessera: note: {}: random, seed 0; give --in FILE for your own\n", made_up);
+  if (!made_up.empty())
+    progress.print(fmt::format("tessera: note: {}: random, seed 0; give --in FILE for your own\n", made_up), stderr);
 }
 
 int perform(const Options& o) {
@@ -43,21 +46,35 @@ int perform(const Options& o) {
   const int64_t rows = line.problem().len_q, keys = line.problem().len_k;
   const double cells = static_cast<double>(rows) * static_cast<double>(keys);
   const bool print_grid = !o.counts && o.png.empty();
+  const auto memory = static_cast<double>(find_device("host").memory);
+  if (memory > 0 && cells > memory)
+    throw failed("the grid has {} x {} cells, a byte each; this machine has {}; use shorter lengths", rows, keys,
+                 bytes_text(memory));
   if (print_grid && cells > static_cast<double>(most_cells))
-    throw invalid("the grid has {} x {} cells; at most {} are printed; use --counts or --png FILE", rows, keys,
-                  most_cells);
-  Case c(line, Only::mask);
-  bind(c, o);
-
+    throw invalid("the grid has {} x {} cells; at most {} are printed; use --counts{}", rows, keys, most_cells,
+                  std::max(rows, keys) + 2 > most_side || 2 * cells > memory ? "" : " or --png FILE");
+  const auto check_place = [](const char* option, int64_t place, int64_t count) {
+    if (place >= count) throw invalid("{} is {}; the line has {}, counted from 0", option, place, count);
+  };
+  check_place("--batch", o.batch, line.problem().batch);
+  check_place("--head", o.head, line.problem().heads_q);
+  if (!o.png.empty()) check_writable(o.png, {o.in});
   std::vector<uint8_t> grid;
-  try {
-    grid.resize(static_cast<size_t>(rows) * static_cast<size_t>(keys));
-  } catch (const std::exception&) {  // bad_alloc or length_error
-    throw failed("the grid has {} x {} cells, which the machine has no memory for; use shorter lengths", rows, keys);
+  {
+    Progress progress("filling", 0, !o.json);
+    Case c(line, Only::mask);
+    bind(c, o, progress);
+    try {
+      grid.resize(static_cast<size_t>(rows) * static_cast<size_t>(keys));
+    } catch (const std::exception&) {  // bad_alloc or length_error
+      throw failed("the grid has {} x {} cells, which the machine has no memory for; use shorter lengths", rows, keys);
+    }
+    progress.label("asking which keys are kept");
+    tessera_error error = fresh_error();
+    call(tessera_mask_grid(&c.problem(), &c.bindings(), o.batch, o.head, grid.data(), &error), error);
+    progress.label("writing");
+    if (!o.png.empty()) write_png(o.png, grid, rows, keys);
   }
-  tessera_error error = fresh_error();
-  call(tessera_mask_grid(&c.problem(), &c.bindings(), o.batch, o.head, grid.data(), &error), error);
-  if (!o.png.empty()) write_png(o.png, grid, rows, keys);
 
   const auto row_begin = [&](int64_t row) { return grid.begin() + row * keys; };
   const auto count = [&](int64_t row) { return std::accumulate(row_begin(row), row_begin(row + 1), int64_t{0}); };
@@ -92,8 +109,8 @@ void add_mask(CLI::App& app, Action& action) {
   verb->add_option("LINE", o->line, "a problem as one line (ADDING.md); the head dim may be left out")->required();
   verb->add_option("--in", o->in,
                    "safetensors file of keep, exclude_keys, documents and lengths; else they are random");
-  verb->add_option("--batch", o->batch, "counted from 0");
-  verb->add_option("--head", o->head, "query head, counted from 0");
+  verb->add_option("--batch", o->batch, "counted from 0")->check(whole<int64_t>());
+  verb->add_option("--head", o->head, "query head, counted from 0")->check(whole<int64_t>());
   verb->add_flag("--counts", o->counts, "print the kept keys of each row, a number a line, instead of the grid");
   verb->add_option("--png", o->png, "write the grid as a picture, kept is white, instead of printing it");
 }

@@ -14,7 +14,7 @@ int perform(const Options& o) {
   const Line line(o.line);
   const Plan plan(line.problem(), o.choice);
   if (!o.json) {
-    fmt::print("{}", plan.text());
+    fmt::print("{}", plan.text(line));
     return 0;
   }
   const tessera_plan_facts& f = plan.facts();
@@ -48,9 +48,9 @@ void add_plan(CLI::App& app, Action& action) {
                "tessera plan \"forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal\" --device host", perform, o);
   verb->add_option("LINE", o->line, "a problem as one line (ADDING.md)")->required();
   verb->add_option("--device", o->choice.device, "host, or a known device (tessera info lists them)");
-  verb->add_option("--kernel", o->choice.kernels, "kernels that may be chosen: names or prefixes, comma between");
-  verb->add_option("--threads", o->choice.threads, "0: all")->check(CLI::NonNegativeNumber);
-  verb->add_option("--workspace", o->choice.workspace_limit, "most workspace bytes")->check(CLI::NonNegativeNumber);
+  verb->add_option("--engine", o->choice.kernels, engine_help);
+  verb->add_option("--threads", o->choice.threads, "0: all")->check(whole(most_threads));
+  verb->add_option("--workspace", o->choice.workspace_limit, "most workspace bytes")->check(whole<int64_t>());
 }
 
 }  // namespace tessera::tools

@@ -42,11 +42,16 @@ void Progress::step() {
   ++done_;
 }
 
-void Progress::print(const std::string& text) {
+void Progress::label(std::string what) {
+  const std::lock_guard lock(mutex_);
+  what_ = std::move(what);
+}
+
+void Progress::print(const std::string& text, std::FILE* to) {
   const std::lock_guard lock(mutex_);
   clear();
-  fmt::print("{}", text);
-  std::fflush(stdout);
+  fmt::print(to, "{}", text);
+  std::fflush(to);
 }
 
 void Progress::draw() {
@@ -59,7 +64,7 @@ void Progress::draw() {
     bar.replace(at, 3, "###");
   }
   const std::string count = total_ > 0 ? fmt::format("{}/{}  ", done_, total_) : "";
-  fmt::print(stderr, "\r{} [{}] {}{} s ", what_, bar, count, elapsed / std::chrono::seconds(1));
+  fmt::print(stderr, "\r{} [{}] {}{} s \033[K", what_, bar, count, elapsed / std::chrono::seconds(1));
   std::fflush(stderr);
   drawn_ = true;
 }

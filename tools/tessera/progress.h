@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -19,13 +20,14 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step();
-  void print(const std::string& text);  // to stdout, the bar out of its way
+  void label(std::string what);                                 // what is done from now on; the seconds go on
+  void print(const std::string& text, std::FILE* to = stdout);  // the bar out of its way
 
  private:
   void draw();  // once a tick, on the bar's own thread
   void clear();
 
-  const std::string what_;
+  std::string what_;
   const int64_t total_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::mutex mutex_;

@@ -12,7 +12,8 @@ namespace {
 
 struct Options {
   bool json = false;
-  std::string line, in, out;
+  std::string line, out;
+  std::vector<std::string> in;
   const CLI::Option* random = nullptr;  // given or not: its seed may be left out
   uint64_t seed = 0;
   bool verify = false;
@@ -20,40 +21,46 @@ struct Options {
   Choice choice;
 };
 
-void fill(Case& c, const Options& o) {
+void fill(Case& c, const Options& o, Progress& progress) {
   const bool random = o.random->count() > 0;
   if (!o.in.empty() && random) throw invalid("--in and --random were both given; inputs come from one of them");
-  if (!o.in.empty()) return bind_files(c, TensorFile(o.in));
+  if (!o.in.empty()) {
+    const TensorFiles files(o.in);
+    if (const std::string notes = unused_inputs(c, files); !notes.empty()) progress.print(notes, stderr);
+    return bind_files(c, files);
+  }
   if (!random)
     throw invalid("no inputs: give --in FILE with the tensors of the line, or --random [SEED] to try it out");
   fill_random(c, o.seed);
-  if (c.problem().pass == TESSERA_BACKWARD) run_forward_of(c, {.threads = o.choice.threads});
+  if (c.problem().pass != TESSERA_BACKWARD) return;
+  progress.label("running forward, which backward reads");
+  run_forward_of(c, {.threads = o.choice.threads});
 }
 
 int perform(const Options& o) {
   const Line line(o.line);
-  if (!o.out.empty()) check_writable(o.out);  // rather than after a long run
+  if (!o.out.empty()) check_writable(o.out, o.in);  // rather than after a long run
+  Progress progress("filling", 0, !o.json);
   Case c(line);
-  fill(c, o);
+  fill(c, o, progress);
   Runner runner(c, o.choice);
   const tessera_plan_facts& f = runner.plan().facts();
-  if (!o.json) fmt::print("{}", runner.plan().text());
+  if (!o.json) progress.print(runner.plan().text(line));
 
   forget_peak();
-  double seconds = 0;
-  {
-    const Progress progress(std::string("attending with ") + f.kernel, 0, !o.json);
-    seconds = runner.run();
-  }
+  progress.label(std::string("running ") + f.kernel);
+  const double seconds = runner.run();
   const int64_t peak = peak_memory();
 
   std::optional<Judgement> judgement;
   if (o.verify) {
-    const Progress progress("verifying", 0, !o.json);
+    progress.label("judging");
     judgement = judge(c, o.sample);
   }
-  if (!o.out.empty())
+  if (!o.out.empty()) {
+    progress.label("writing");
     write_tensors(o.out, to_tensors(c, outputs(c.problem())), {{"line", line.text()}, {"kernel", f.kernel}});
+  }
 
   if (o.json) {
     Json result{{"line", line.text()},
@@ -69,11 +76,11 @@ int perform(const Options& o) {
     }
     print_json(result);
   } else {
-    fmt::print("  took       {}, {:.1f} GFLOP/s; peak memory {}, {} of it operands\n", seconds_text(seconds),
-               f.flops / seconds * 1e-9, bytes_text(static_cast<double>(peak)),
-               bytes_text(static_cast<double>(c.bytes())));
-    if (!o.out.empty()) fmt::print("  wrote      {}\n", o.out);
-    if (judgement) fmt::print("{}", verdicts_table(judgement->verdicts));
+    progress.print(fmt::format("  took       {}, {}/s; peak memory {}, {} of it operands\n", seconds_text(seconds),
+                               flops_text(f.flops / seconds), bytes_text(static_cast<double>(peak)),
+                               bytes_text(static_cast<double>(c.bytes()))));
+    if (!o.out.empty()) progress.print(fmt::format("  wrote      {}\n", o.out));
+    if (judgement) progress.print(verdicts_table(judgement->verdicts));
   }
   return judgement && !judgement->ok ? TESSERA_WRONG : TESSERA_OK;
 }
@@ -87,14 +94,19 @@ void add_run(CLI::App& app, Action& action) {
                             " --out out.safetensors --verify",
                             perform, o);
   verb->add_option("LINE", o->line, "a problem as one line (ADDING.md)")->required();
-  verb->add_option("--in", o->in, "safetensors file of the inputs: q k v ...; backward also out lse dout");
+  verb->add_option("--in", o->in,
+                   "safetensors file of the inputs: q k v ...; backward also out lse dout; may be repeated")
+      ->allow_extra_args(false);
   verb->add_option("--out", o->out, "safetensors file to write: out lse, or dq dk dv ...");
-  o->random = verb->add_option("--random", o->seed, "random inputs instead of --in, of this seed (0)")->expected(0, 1);
+  o->random = verb->add_option("--random", o->seed, "random inputs instead of --in, of this seed (0)")
+                  ->expected(0, 1)
+                  ->check(whole<uint64_t>());
   verb->add_flag("--verify", o->verify, "judge the result by the oracle; exit code 1 if it is wrong");
-  verb->add_option("--sample", o->choice.sample_pairs, "verify only so many (batch, KV head) pairs; 0: all")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--kernel", o->choice.kernels, "kernels that may be chosen: names or prefixes, comma between");
-  verb->add_option("--threads", o->choice.threads, "0: all")->check(CLI::NonNegativeNumber);
+  verb->add_option("--sample", o->sample, "verify only so many (batch, KV head) pairs; 0: all")
+      ->check(whole<int64_t>());
+  verb->add_option("--engine", o->choice.kernels, engine_help);
+  verb->add_option("--threads", o->choice.threads, "0: all")->check(whole(most_threads));
+  verb->add_option("--workspace", o->choice.workspace_limit, "most workspace bytes")->check(whole<int64_t>());
 }
 
 }  // namespace tessera::tools

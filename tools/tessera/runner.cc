@@ -26,6 +26,8 @@ Plan::Plan(const tessera_problem& problem, const Choice& choice) {
   tessera_hints_init(&hints);
   hints.kernels = choice.kernels.empty() ? nullptr : choice.kernels.c_str();
   hints.threads = choice.threads;
+  hints.tile_rows = choice.tile_rows;
+  hints.tile_keys = choice.tile_keys;
   hints.has_workspace_limit = choice.workspace_limit.has_value();
   hints.workspace_limit = choice.workspace_limit.value_or(0);
   hints.sample_pairs = choice.sample_pairs;
@@ -37,11 +39,11 @@ Plan::Plan(const tessera_problem& problem, const Choice& choice) {
   call(tessera_plan_get(plan, &facts_, &error), error);
 }
 
-std::string Plan::text() const {
+std::string Plan::text(const Line& line) const {
   std::string text(tessera_plan_print(get(), nullptr, 0), '\0');
   tessera_plan_print(get(), text.data(), text.size());
   text.resize(std::strlen(text.c_str()));
-  return text;
+  return text.replace(0, text.find('\n'), line.text());
 }
 
 std::vector<std::pair<std::string, std::string>> Plan::refused() const {
@@ -60,6 +62,7 @@ Runner::Runner(const Case& c, const tessera_problem& problem, const Choice& choi
   } catch (const std::bad_alloc&) {
     throw failed("workspace of {} bytes: the machine does not give it; use fewer threads or --workspace", bytes);
   }
+  std::memset(workspace_.memory.get(), 0xFF, workspace_.bytes);  // its contents must not matter
   bindings_.workspace = workspace_.memory.get();
   bindings_.workspace_bytes = bytes;
 }
@@ -90,6 +93,8 @@ Judgement judge(const Case& c, int64_t sample_pairs) {
 }
 
 int64_t sample_for(const tessera_problem& p) {
+  for (const int name : {TESSERA_DBIAS, TESSERA_DSLOPES, TESSERA_DSINKS})
+    if (p.operand[name].dtype != TESSERA_ABSENT) return 0;
   const double work = static_cast<double>(p.batch) * static_cast<double>(p.heads_q) * static_cast<double>(p.len_q) *
                       static_cast<double>(p.len_k) * static_cast<double>(p.dim + p.dim_v);
   return work > 2e9 ? 1 : 0;  // the oracle takes about a second for 10^9

@@ -13,9 +13,11 @@ namespace tessera::tools {
 
 // What a caller may choose; speed only.
 struct Choice {
-  std::string kernels = {};  // empty: the planner's
+  std::string kernels = {};  // names or prefixes, comma between; empty: the planner's
+  int threads = 0;           // 0: all
+  int tile_rows = 0;         // 0: the kernel's own choice
+  int tile_keys = 0;
   std::string device = "host";
-  int threads = 0;  // 0: all
   std::optional<int64_t> workspace_limit = {};
   int64_t sample_pairs = 0;  // reference kernels only
 };
@@ -28,7 +30,7 @@ class Plan {
   Plan(const tessera_problem& problem, const Choice& choice);
   const tessera_plan* get() const { return plan_.get(); }
   const tessera_plan_facts& facts() const { return facts_; }
-  std::string text() const;
+  std::string text(const Line& line) const;  // under the line: the problem alone has no lists and no seed
   std::vector<std::pair<std::string, std::string>> refused() const;  // kernel, reason
 
  private:
@@ -39,7 +41,7 @@ class Plan {
   tessera_plan_facts facts_{};
 };
 
-// A plan with its workspace, bound to a case.
+// A plan with its workspace, 0xFF bytes, bound to a case.
 class Runner {
  public:
   Runner(const Case& c, const Choice& choice) : Runner(c, c.problem(), choice) {}
@@ -62,7 +64,8 @@ struct Judgement {
 };
 Judgement judge(const Case& c, int64_t sample_pairs);
 
-// Which share of a large case is judged: one (batch, KV head) pair instead of all.
+// Which share of a large case is judged: one (batch, KV head) pair instead of all (0). Gradients that are sums over all
+// pairs cannot be judged by a share.
 int64_t sample_for(const tessera_problem& problem);
 
 // The most memory that this process held since the last `forget_peak`, bytes.

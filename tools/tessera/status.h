@@ -36,7 +36,7 @@ inline void call(int code, const tessera_error& error) {
   if (code != TESSERA_OK) throw Error(code, error.message);
 }
 
-// The exit code of the command for a code of the library.
+// The exit code of the command for a code of the library: 2 also says that the machine failed.
 inline int exit_code(int code) {
   return code == TESSERA_FAILED ? 2 : code;
 }

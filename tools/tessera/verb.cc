@@ -1,8 +1,11 @@
 #include "verb.h"
 
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 
 namespace tessera::tools {
 
@@ -17,6 +20,21 @@ void print_results(const Json& results) {
 Json error_json(int code, const std::string& message) {
   constexpr std::array names{"ok", "wrong", "invalid", "unsupported", "failed"};
   return {{"code", names[static_cast<size_t>(code)]}, {"message", message}};
+}
+
+Error caught() {
+  const Error no_memory = failed("out of memory; make the problem smaller");
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return no_memory;
+  } catch (const std::length_error&) {  // what a vector says of a size that no machine has
+    return no_memory;
+  } catch (const std::exception& error) {
+    return failed("{}", error.what());
+  }
 }
 
 int worse(int a, int b) {
@@ -99,6 +117,34 @@ std::string verdicts_brief(const std::vector<tessera_verdict>& verdicts) {
     brief += fmt::format("{}{} {:.1e} of {:.1e}{}", brief.empty() ? "" : ", ", tessera_name_text(v.name), v.max,
                          v.bound, v.nonfinite_equal ? "" : " (inf or nan differ)");
   return brief;
+}
+
+CLI::Validator positive() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        if (end != text.c_str() && *end == '\0' && std::isfinite(value) && value > 0) return "";
+        return fmt::format("is {}; it must be a number above 0", text);
+      },
+      "");
+}
+
+std::string one_line(const std::string& message) {
+  std::string joined;
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);) {
+    line.erase(0, line.find_first_not_of(' '));
+    joined += (joined.empty() ? "" : joined.ends_with(':') ? " " : "; ") + line;
+  }
+  return joined;
+}
+
+std::string flops_text(double flops) {
+  constexpr std::array units{"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"};
+  size_t unit = 0;
+  for (; flops >= 1000 && unit + 1 < units.size(); ++unit) flops /= 1000;
+  return fmt::format("{:.4g} {}", flops, units[unit]);
 }
 
 std::string bytes_text(double bytes) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -38,10 +40,29 @@ CLI::App* add_verb(CLI::App& app, Action& action, const char* name, const char* 
   return verb;
 }
 
+// A whole number from 0 to `most`.
+template <class T>
+CLI::Validator whole(T most = std::numeric_limits<T>::max()) {
+  return CLI::Validator(
+      [most](const std::string& text) -> std::string {
+        T value = 0;
+        const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (code == std::errc() && end == text.data() + text.size() && value >= 0 && value <= most) return "";
+        return fmt::format("is {}; it must be a whole number from 0 to {}", text, most);
+      },
+      "");
+}
+CLI::Validator positive();          // a number above 0
+constexpr int most_threads = 1024;  // the library's limit
+
+constexpr const char* engine_help = "kernels that may be chosen: names or prefixes (cpu, cpu.avx2), comma between";
+
 void print_json(const Json& object);
 // One result as it is, several as {"results": [...]}.
 void print_results(const Json& results);
 Json error_json(int code, const std::string& message);
+// Inside `catch (...)`: what was thrown, as an Error; memory that the machine does not give is TESSERA_FAILED.
+Error caught();
 
 // ------------------------------------------------------------------------------------------------- many problems
 
@@ -65,7 +86,9 @@ Json verdicts_json(const std::vector<tessera_verdict>& verdicts);
 std::string verdicts_table(const std::vector<tessera_verdict>& verdicts);
 std::string verdicts_brief(const std::vector<tessera_verdict>& verdicts);  // "out 1.2e-07 of 4.1e-07, lse ..."
 
-std::string bytes_text(double bytes);      // "4.3 GB"
-std::string seconds_text(double seconds);  // "12.5 ms"
+std::string one_line(const std::string& message);  // lines joined by "; "
+std::string bytes_text(double bytes);              // "4.3 GB"
+std::string flops_text(double flops);              // "1.2 TFLOP"
+std::string seconds_text(double seconds);          // "12.5 ms"
 
 }  // namespace tessera::tools

@@ -6,7 +6,7 @@
 #include "rules/dtype.h"
 #include "tessera/tessera.h"
 
-namespace tessera::cpu {
+namespace tessera::core {
 
 inline rules::Index bytes_of(int32_t dtype) {
   return rules::dtype_rows[dtype].bytes;
@@ -45,10 +45,10 @@ void write(char* at, int32_t dtype, T x) {
     const float y = static_cast<float>(x);
     std::memcpy(at, &y, sizeof y);
   } else {
-    const float y = static_cast<float>(x);
+    const float y = rules::to_float_by_odd(x);  // so that the step to 16 bits is the only rounding
     const rules::Half h = dtype == TESSERA_BF16 ? rules::float_to_bf16(y) : rules::float_to_f16(y);
     std::memcpy(at, &h, sizeof h);
   }
 }
 
-}  // namespace tessera::cpu
+}  // namespace tessera::core
