@@ -25,11 +25,15 @@ bool allowed(const char* list, std::string_view name) {
   }
 }
 
-std::string bytes_text(double bytes) {
-  constexpr const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
-  int unit = 0;
-  while (bytes >= 1000 && unit < 6) bytes /= 1000, ++unit;
-  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.3g} {}", bytes, units[unit]);
+// 4.3 GB, 275 GFLOP: four digits at most, thousands as prefixes.
+std::string scaled(double amount, const char* unit) {
+  constexpr const char* prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t at = 0;
+  while (amount >= 1000 && at < 6) amount /= 1000, ++at;
+  return fmt::format("{:.{}g} {}{}", amount, at == 0 ? 4 : 3, prefixes[at], unit);
+}
+std::string bytes_text(int64_t bytes) {
+  return scaled(static_cast<double>(bytes), "B");
 }
 
 std::string seconds_text(double s) {
@@ -46,6 +50,10 @@ std::string why_not(const Kernel& kernel, const Problem& p, const Device& device
 }
 
 }  // namespace
+
+std::string threads_text(int threads) {
+  return threads == 1 ? "1 thread" : fmt::format("{} threads", threads);
+}
 
 int64_t add_region(Plan& plan, const char* name, int64_t bytes) {
   const int64_t offset = plan.workspace_bytes;
@@ -91,8 +99,9 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
       plan.sample_pairs = hints.sample_pairs;
       kernel->fill(plan, hints);
       if (hints.has_workspace_limit && plan.workspace_bytes > hints.workspace_limit)
-        why = fmt::format("needs {} bytes of workspace with {} threads, the limit is {}; fewer threads or smaller tiles need less", plan.workspace_bytes,
-                          plan.threads, hints.workspace_limit);
+        why = fmt::format(
+            "needs {} bytes of workspace with {}, the limit is {}; fewer threads or smaller tiles need less",
+            plan.workspace_bytes, threads_text(plan.threads), hints.workspace_limit);
       else chosen = std::move(plan);
     }
     if (!why.empty()) reasons.push_back({kernel->name, why});
@@ -113,21 +122,18 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
 std::string to_text(const Plan& plan) {
   const Device& d = plan.device;
   const std::string where = d.kind == TESSERA_GPU ? fmt::format("sm_{}, {} SMs", d.sm_arch, d.sms)
-                                                  : fmt::format("{}, {} threads", isa_text(d.isa), plan.threads);
+                                                  : fmt::format("{}, {}", isa_text(d.isa), threads_text(plan.threads));
   std::string text = fmt::format("{}\n  device     {} ({})\n", print(plan.problem), d.name, where);
   for (size_t i = 0; i < plan.steps.size(); ++i)
     text += fmt::format("  {} {:<8} {}  {}\n", i + 1, plan.steps[i].name, plan.kernel->name, plan.steps[i].text);
-  text += fmt::format("  workspace  {}",
-                      plan.workspace_bytes ? bytes_text(static_cast<double>(plan.workspace_bytes)) : "none");
+  text += fmt::format("  workspace  {}", plan.workspace_bytes ? bytes_text(plan.workspace_bytes) : "none");
   for (size_t i = 0; i < plan.regions.size(); ++i)
-    text += fmt::format("{}{} {}", i ? ", " : " (", plan.regions[i].name,
-                        bytes_text(static_cast<double>(plan.regions[i].bytes)));
+    text += fmt::format("{}{} {}", i ? ", " : " (", plan.regions[i].name, bytes_text(plan.regions[i].bytes));
   text += plan.regions.empty() ? "\n" : ")\n";
-  text += fmt::format("  work       reads {}, writes {}, {:.4g} GFLOP",
-                      bytes_text(static_cast<double>(plan.cost.bytes_read)),
-                      bytes_text(static_cast<double>(plan.cost.bytes_written)), plan.cost.flops / 1e9);
+  text += fmt::format("  work       reads {}, writes {}, {}", bytes_text(plan.cost.bytes_read),
+                      bytes_text(plan.cost.bytes_written), scaled(plan.cost.flops, "FLOP"));
   if (plan.cost.seconds > 0) text += fmt::format(", roofline {}", seconds_text(plan.cost.seconds));
-  text += fmt::format("; a score matrix would take {}\n", bytes_text(static_cast<double>(plan.cost.score_bytes)));
+  text += fmt::format("; a score matrix would take {}\n", bytes_text(plan.cost.score_bytes));
   for (const Reason& r : plan.reasons) text += fmt::format("  not chosen {}: {}\n", r.kernel, r.why);
   return text;
 }

@@ -65,6 +65,7 @@ Cost cost(const Problem& p, const Device& device);
 Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Device& device, const Hints& hints);
 
 std::string to_text(const Plan& plan);
+std::string threads_text(int threads);  // "1 thread", "2 threads"
 
 // Every present operand is bound, and stands at a multiple of its element.
 void check_pointers(const Problem& p, const Bindings& bound);

@@ -102,7 +102,7 @@ void fill(Plan& plan, const Hints& hints) {
   plan.tile_keys = hints.tile_keys ? hints.tile_keys : tile.keys;
   plan.threads = useful_threads(plan, hints.threads > 0);
   const std::string tiles =
-      fmt::format("tile {} rows x {} keys, {} threads", plan.tile_rows, plan.tile_keys, plan.threads);
+      fmt::format("tile {} rows x {} keys, {}", plan.tile_rows, plan.tile_keys, core::threads_text(plan.threads));
 
   const Index bytes = scratch_bytes(p, plan.tile_rows, plan.tile_keys);
   core::add_region(plan, "schedule", 2 * (p.batch + 1) * static_cast<Index>(sizeof(Index)));

@@ -139,9 +139,9 @@ TEST(Plan, RegionsAreAligned) {
 TEST(Plan, TextForAPerson) {
   const std::string text = to_text(make("forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal"));
   for (const char* part :
-       {"forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal@bottom_right\n", "device     avx2 (avx2, 1 threads)",
+       {"forward bf16 b4 h32/8 q4096 k4096 d128 mask=causal@bottom_right\n", "device     avx2 (avx2, 1 thread)",
         "1 attend   fast.odd  by tiles", "2 combine  fast.odd  two halves",
-        "workspace  1.15 KB (scores 100 B, sums 1 KB)", "reads 201 MB, writes 136 MB", "549.9 GFLOP",
+        "workspace  1.15 kB (scores 100 B, sums 1 kB)", "reads 201 MB, writes 136 MB", "550 GFLOP",
         "a score matrix would take 8.59 GB", "not chosen fast.never: device is avx2"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }

@@ -136,7 +136,7 @@ class Files(Base):
         write_tensors(given, {name: tensor for name in ("q", "k", "v", "bias", "out", "dout", "dq", "mine")})
         ran = self.expect(RIGHT, "run", "forward f32 q1 k1 d1", "--in", given)
         self.assertEqual(ran.stderr, f"tessera: note: bias is in the file {given}, but the line does not use it\n")
-        self.assertEqual(self.expect(RIGHT, "run", "forward f32 q1 k1 d1 bias=f32[1,1,1,1]", "--in", given).stderr, "")
+        self.assertEqual(self.expect(RIGHT, "run", "forward f32 q1 k1 d1 bias=1,1,1,1", "--in", given).stderr, "")
 
     def test_a_sample_cannot_judge_sums(self):
         line, path = "backward f32 b2 h1 q1 k1 d1 sink", self.folder / "all.safetensors"
