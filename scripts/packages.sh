@@ -1,4 +1,15 @@
 # Sourced: installs the Debian or Ubuntu packages that are missing, and says which.
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+need_root() {
+  command -v apt-get >/dev/null || { echo "this machine has no apt-get; install by hand: $*" >&2; exit 2; }
+  [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || { echo "not root and no sudo; install by hand: $*" >&2; exit 2; }
+}
+# A fresh machine knows no package until its lists are fetched once.
+know_package() {
+  apt-cache show "$1" >/dev/null 2>&1 || { need_root "$1"; as_root apt-get update -qq; }
+}
 install_missing() {
   local missing=() package
   for package in "$@"; do
@@ -8,15 +19,10 @@ install_missing() {
     echo "== all packages are installed"
     return
   fi
-  command -v apt-get >/dev/null || { echo "this machine has no apt-get; install by hand: ${missing[*]}" >&2; exit 2; }
-  local root=()
-  if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "not root and no sudo; install by hand: ${missing[*]}" >&2; exit 2; }
-    root=(sudo)
-  fi
+  need_root "${missing[@]}"
   echo "== installing: ${missing[*]}"
-  "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
-  "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  as_root apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 build_packages=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libpng-dev)
