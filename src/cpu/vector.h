@@ -66,7 +66,7 @@ TESSERA_ALWAYS Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
 }
 template <class V>
 TESSERA_ALWAYS V larger(V a, V b) {  // NaN if either is
-  return (a > b) | (a != a) ? a : b;
+  return ((a > b) | (a != a)) ? a : b;
 }
 // Lane i gets lane i ^ distance.
 template <int distance, class V, int... lane>
