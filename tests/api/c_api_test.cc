@@ -380,6 +380,12 @@ TEST(Declare, RefusesWhatIsNoDeclaration) {
   says("dtype is 9", [&](E e) { return tessera_declare_all(&p, 9, 0, e); });
   says("layout is 4; it must be a tessera_layout (0 to 3)",
        [&](E e) { return tessera_declare(&p, TESSERA_Q, TESSERA_F32, 4, e); });
+  says("dtype is i32; that of q, k and v must be f64, f32, bf16 or f16",
+       [&](E e) { return tessera_declare_all(&p, TESSERA_I32, 0, e); });
+  tessera_problem empty;
+  tessera_problem_init(&empty);
+  says("heads are 0/0 and dims 0/0; extents are made of them",
+       [&](E e) { return tessera_declare_all(&empty, TESSERA_F32, 0, e); });
   p.len_q = -4;
   says("a size of the problem is -4; sizes are from 0",
        [&](E e) { return tessera_declare_all(&p, TESSERA_F32, 0, e); });

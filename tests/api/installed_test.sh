@@ -11,7 +11,7 @@ mv "$work/first" "$work/prefix"  # an installed tree may be moved
 
 for example in c cpp; do
   echo "== $example with find_package"
-  cmake -S "$source/examples/$example" -B "$work/$example" -DCMAKE_PREFIX_PATH="$work/prefix" \
+  cmake -G Ninja -S "$source/examples/$example" -B "$work/$example" -DCMAKE_PREFIX_PATH="$work/prefix" \
     -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON \
     > "$work/$example.log" 2>&1 || { cat "$work/$example.log"; exit 1; }
   cmake --build "$work/$example" > "$work/$example.log" 2>&1 || { cat "$work/$example.log"; exit 1; }

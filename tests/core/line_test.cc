@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -377,6 +378,15 @@ TEST(Line, SurvivesWordsInAnyOrder) {
       text += " " + words[static_cast<size_t>(r.below(static_cast<int>(words.size())))];
     expect_survives(text);
   }
+}
+
+TEST(Line, AListFileOfAnySizeIsNotRead) {
+  const std::string file = testing::TempDir() + "tessera_long_list";
+  std::ofstream(file).close();
+  std::filesystem::resize_file(file, (uintmax_t{1} << 26) + 1);  // sparse
+  expect_says(refusal([&] { parse("forward d8 varlen=q[@" + file + "]"); }), TESSERA_INVALID,
+              "has 67108865 bytes; lists are read up to 67108864");
+  std::filesystem::remove(file);
 }
 
 }  // namespace
