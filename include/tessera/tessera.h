@@ -11,8 +11,8 @@
  *  5. Strides count elements, lengths count rows (tokens), workspace counts bytes, lse is the natural logarithm.
  *  6. Everything may be called from many threads at once; a Plan is immutable and may be run by many threads with
  *     different workspaces.
- *  7. Outputs have their own memory: nothing that is read may overlap what is written. (One address for both is refused;
- *     interleaved views of one buffer are fine.)
+ *  7. Outputs have their own memory: nothing that is read may overlap what is written. (One address for both is
+ * refused; interleaved views of one buffer are fine.)
  *
  * The meaning of every option is in docs/contract.md; formulas below use its names.
  */
@@ -78,29 +78,29 @@ typedef struct tessera_operand {
  * has extents (1, rows, H, D). [1|B] may be 1, which broadcasts. "acc" is float64 for float64 inputs, else float32. */
 typedef enum tessera_name {
   /* inputs */
-  TESSERA_Q = 0,             /* (B, Sq, Hq, D)              f64 f32 bf16 f16 */
-  TESSERA_K,                 /* (B, Sk, Hkv, D)             as q */
-  TESSERA_V,                 /* (B, Sk, Hkv, Dv)            as q */
-  TESSERA_BIAS,              /* (1|B, 1|Hq, 1|Sq, 1|Sk)     any float; added to the scores; -inf excludes */
-  TESSERA_KEEP,              /* (1|B, 1|Hq, 1|Sq, 1|Sk)     bool; true keeps */
-  TESSERA_EXCLUDE_KEYS,      /* (B, Sk, 1, 1)               bool; true excludes (key padding); (B, max Sk) if packed too */
-  TESSERA_DOCUMENTS_Q,       /* (B, Sq, 1, 1)               i32; ids equal and >= 0 are kept; (1, rows) if packed */
-  TESSERA_DOCUMENTS_K,       /* (B, Sk, 1, 1)               i32 */
-  TESSERA_SLOPES,            /* (1|B, 1, Hq, 1)             acc; ALiBi: score -= slope |p_i - j| */
-  TESSERA_SINKS,             /* (1, 1, Hq, 1)               acc; lse gains exp(sink) */
-  TESSERA_CU_SEQLENS_Q,      /* (B + 1, 1, 1, 1)            i32, dense; makes q packed */
-  TESSERA_CU_SEQLENS_K,      /* (B + 1, 1, 1, 1)            i32, dense; makes k and v packed */
-  TESSERA_SEQUSED_Q,         /* (B, 1, 1, 1)                i32, dense; used rows of each sequence */
-  TESSERA_SEQUSED_K,         /* (B, 1, 1, 1)                i32, dense; used keys of each sequence */
-  TESSERA_CORNER_OFFSETS,    /* (B, 1, 1, 1)                i32, dense; with corner `at`: p_i = i + offset[b] */
+  TESSERA_Q = 0,          /* (B, Sq, Hq, D)              f64 f32 bf16 f16 */
+  TESSERA_K,              /* (B, Sk, Hkv, D)             as q */
+  TESSERA_V,              /* (B, Sk, Hkv, Dv)            as q */
+  TESSERA_BIAS,           /* (1|B, 1|Hq, 1|Sq, 1|Sk)     any float; added to the scores; -inf excludes */
+  TESSERA_KEEP,           /* (1|B, 1|Hq, 1|Sq, 1|Sk)     bool; true keeps */
+  TESSERA_EXCLUDE_KEYS,   /* (B, Sk, 1, 1)               bool; true excludes (key padding); (B, max Sk) if packed too */
+  TESSERA_DOCUMENTS_Q,    /* (B, Sq, 1, 1)               i32; ids equal and >= 0 are kept; (1, rows) if packed */
+  TESSERA_DOCUMENTS_K,    /* (B, Sk, 1, 1)               i32 */
+  TESSERA_SLOPES,         /* (1|B, 1, Hq, 1)             acc; ALiBi: score -= slope |p_i - j| */
+  TESSERA_SINKS,          /* (1, 1, Hq, 1)               acc; lse gains exp(sink) */
+  TESSERA_CU_SEQLENS_Q,   /* (B + 1, 1, 1, 1)            i32, dense; makes q packed */
+  TESSERA_CU_SEQLENS_K,   /* (B + 1, 1, 1, 1)            i32, dense; makes k and v packed */
+  TESSERA_SEQUSED_Q,      /* (B, 1, 1, 1)                i32, dense; used rows of each sequence */
+  TESSERA_SEQUSED_K,      /* (B, 1, 1, 1)                i32, dense; used keys of each sequence */
+  TESSERA_CORNER_OFFSETS, /* (B, 1, 1, 1)                i32, dense; with corner `at`: p_i = i + offset[b] */
   /* results of forward, inputs of backward */
-  TESSERA_OUT,               /* (B, Sq, Hq, Dv)             q's dtype, or acc */
-  TESSERA_LSE,               /* (B, Sq, Hq, 1)              acc; natural log */
+  TESSERA_OUT, /* (B, Sq, Hq, Dv)             q's dtype, or acc */
+  TESSERA_LSE, /* (B, Sq, Hq, 1)              acc; natural log */
   /* results of forward only */
-  TESSERA_MAX_SCORE,         /* (B, Sq, Hq, 1)              acc; largest kept score of the row; -inf if none */
+  TESSERA_MAX_SCORE, /* (B, Sq, Hq, 1)              acc; largest kept score of the row; -inf if none */
   /* inputs of backward */
-  TESSERA_DOUT,              /* (B, Sq, Hq, Dv)             out's dtype */
-  TESSERA_DLSE,              /* (B, Sq, Hq, 1)              acc; absent = 0 */
+  TESSERA_DOUT, /* (B, Sq, Hq, Dv)             out's dtype */
+  TESSERA_DLSE, /* (B, Sq, Hq, 1)              acc; absent = 0 */
   /* results of backward; each is computed only if present */
   TESSERA_DQ,                /* as q */
   TESSERA_DK,                /* as k */
@@ -125,10 +125,10 @@ typedef enum tessera_pass { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 } tessera_
 
 /* Where query row i sits on the key axis: p_i = i + offset. */
 typedef enum tessera_corner {
-  TESSERA_CORNER_UNSET = 0,    /* legal only where nothing depends on it */
-  TESSERA_BOTTOM_RIGHT = 1,    /* offset = Lk - Lq: the last query sees as far as the last key */
-  TESSERA_TOP_LEFT = 2,        /* offset = 0 */
-  TESSERA_CORNER_AT = 3        /* offset = corner_at, or per sequence from TESSERA_CORNER_OFFSETS if present */
+  TESSERA_CORNER_UNSET = 0, /* legal only where nothing depends on it */
+  TESSERA_BOTTOM_RIGHT = 1, /* offset = Lk - Lq: the last query sees as far as the last key */
+  TESSERA_TOP_LEFT = 2,     /* offset = 0 */
+  TESSERA_CORNER_AT = 3     /* offset = corner_at, or per sequence from TESSERA_CORNER_OFFSETS if present */
 } tessera_corner;
 
 /* A key is kept if all parts that are given agree. Windows are inclusive and signed: p_i - left <= j <= p_i + right. */
@@ -139,17 +139,17 @@ typedef struct tessera_mask {
   int32_t has_window;
   int32_t window_left_unbounded;
   int32_t window_right_unbounded;
-  int32_t has_prefix;   /* replaces causal: j < prefix or j <= p_i */
-  int64_t window_left;  /* left + right < 0 keeps nothing */
+  int32_t has_prefix;  /* replaces causal: j < prefix or j <= p_i */
+  int64_t window_left; /* left + right < 0 keeps nothing */
   int64_t window_right;
-  int64_t prefix;       /* >= 0 */
-  int64_t chunk;        /* floor(j / chunk) == floor(p_i / chunk); 0 = absent */
-  int64_t first;        /* beside a window: also keeps j < first; 0 = absent */
+  int64_t prefix; /* >= 0 */
+  int64_t chunk;  /* floor(j / chunk) == floor(p_i / chunk); 0 = absent */
+  int64_t first;  /* beside a window: also keeps j < first; 0 = absent */
 } tessera_mask;
 
 typedef struct tessera_problem {
   size_t size;
-  int32_t pass; /* a tessera_pass */
+  int32_t pass;            /* a tessera_pass */
   int32_t deterministic;   /* backward bitwise repeatable (forward always is) */
   int32_t batch_invariant; /* a row's bits depend on nothing else in the batch, nor on how its queries were chunked */
   int32_t allow_tf32;      /* float32 products may round their inputs to TF32 */
@@ -160,13 +160,13 @@ typedef struct tessera_problem {
   double dropout; /* probability in [0, 1); the mask is Philox4x32-10 of (seed, offset, b, h, i, j) */
   int64_t batch;
   int64_t heads_q;
-  int64_t heads_kv; /* divides heads_q; query head h reads KV head h / (heads_q / heads_kv) */
-  int64_t len_q;    /* Sq; for a packed q the host's upper bound of any sequence's length */
-  int64_t len_k;    /* Sk; likewise */
-  int64_t rows_q;   /* rows of a packed q in all; 0 if not packed */
-  int64_t rows_k;   /* rows of packed k, v in all; 0 if not packed */
-  int64_t dim;      /* D of q and k */
-  int64_t dim_v;    /* Dv of v and out */
+  int64_t heads_kv;  /* divides heads_q; query head h reads KV head h / (heads_q / heads_kv) */
+  int64_t len_q;     /* Sq; for a packed q the host's upper bound of any sequence's length */
+  int64_t len_k;     /* Sk; likewise */
+  int64_t rows_q;    /* rows of a packed q in all; 0 if not packed */
+  int64_t rows_k;    /* rows of packed k, v in all; 0 if not packed */
+  int64_t dim;       /* D of q and k */
+  int64_t dim_v;     /* Dv of v and out */
   int64_t alignment; /* bytes to which every pointer is promised to be aligned; 0 means 16 */
   tessera_mask mask;
   tessera_operand operand[TESSERA_NAME_CAPACITY]; /* by tessera_name */
@@ -220,17 +220,17 @@ typedef enum tessera_isa {
 
 typedef struct tessera_device {
   size_t size;
-  int32_t kind;            /* a tessera_device_kind */
-  int32_t isa;             /* CPU: a tessera_isa, the best it has (each includes those below) */
-  int32_t threads;         /* CPU: logical processors that may be used */
-  int32_t sm_arch;         /* GPU: 75, 80, 86, 89, 90, 100, 103, 120, 121 */
-  int32_t sms;             /* GPU: multiprocessors */
+  int32_t kind;    /* a tessera_device_kind */
+  int32_t isa;     /* CPU: a tessera_isa, the best it has (each includes those below) */
+  int32_t threads; /* CPU: logical processors that may be used */
+  int32_t sm_arch; /* GPU: 75, 80, 86, 89, 90, 100, 103, 120, 121 */
+  int32_t sms;     /* GPU: multiprocessors */
   int32_t reserved;
   int64_t shared_per_block; /* GPU: opt-in shared memory of a block, bytes */
-  int64_t memory;          /* bytes */
-  double flops_16;         /* bf16/f16 FLOP/s at the rated clock; 0 = unknown */
-  double flops_32;         /* float32 FLOP/s; 0 = unknown */
-  double bytes_per_second; /* memory bandwidth; 0 = unknown */
+  int64_t memory;           /* bytes */
+  double flops_16;          /* bf16/f16 FLOP/s at the rated clock; 0 = unknown */
+  double flops_32;          /* float32 FLOP/s; 0 = unknown */
+  double bytes_per_second;  /* memory bandwidth; 0 = unknown */
   char name[64];
 } tessera_device;
 
@@ -244,15 +244,15 @@ TESSERA_API const char* tessera_device_known(int32_t index);
 /* Hints change speed only; results under any hints satisfy the contract. */
 typedef struct tessera_hints {
   size_t size;
-  const char* kernels;     /* NULL: all; else names or prefixes that may be chosen, separated by commas: "cpu",
-                              "cpu.avx2", "reference.oracle" (which is never chosen unless named) */
-  int32_t threads;         /* 0: as many of the device's as the work is worth; at most 1024 */
+  const char* kernels; /* NULL: all; else names or prefixes that may be chosen, separated by commas: "cpu",
+                          "cpu.avx2", "reference.oracle" (which is never chosen unless named) */
+  int32_t threads;     /* 0: as many of the device's as the work is worth; at most 1024 */
   int32_t has_workspace_limit;
   int64_t workspace_limit; /* bytes */
   int32_t tile_rows;       /* 0: the kernel's own choice; at most 1024 */
   int32_t tile_keys;       /* 0: the kernel's own choice; at most 1024 */
-  int64_t sample_pairs;    /* reference kernels only (others refuse it): compute this many (batch, KV head) pairs, evenly
-                              spread, and leave the rest of the outputs untouched; 0: all */
+  int64_t sample_pairs; /* reference kernels only (others refuse it): compute this many (batch, KV head) pairs, evenly
+                           spread, and leave the rest of the outputs untouched; 0: all */
 } tessera_hints;
 TESSERA_API void tessera_hints_init(tessera_hints* hints);
 
@@ -273,7 +273,7 @@ typedef struct tessera_plan_facts {
   int32_t reasons; /* kernels not chosen */
   int32_t reserved;
   int64_t workspace_bytes;
-  int64_t bytes_read;          /* each operand once */
+  int64_t bytes_read; /* each operand once */
   int64_t bytes_written;
   int64_t score_bytes_avoided; /* what a materialised score matrix in the accumulation type would take */
   double flops;                /* multiply and add count as two; upper bounds of lengths; the mask's band taken off */
@@ -298,8 +298,9 @@ typedef struct tessera_bindings {
   uint64_t offset;
 } tessera_bindings;
 TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
-/* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is the GPU stream; NULL on a CPU. Malformed lengths
- * (cu_seqlens that start above 0 or decrease, a length over its bound ...) are TESSERA_INVALID, nothing is written. */
+/* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is the GPU stream; NULL on
+ * a CPU. Malformed lengths (cu_seqlens that start above 0 or decrease, a length over its bound ...) are
+ * TESSERA_INVALID, nothing is written. */
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
 
@@ -321,13 +322,13 @@ typedef struct tessera_verdict {
   int32_t ok;
   int32_t nonfinite_equal; /* inf and nan at the oracle's places */
   int32_t reserved;
-  int64_t elements;  /* judged */
-  double max;        /* largest |got - oracle| */
+  int64_t elements; /* judged */
+  double max;       /* largest |got - oracle| */
   double rms;
-  double naive_max;  /* the same of the materialised computation with float32 accumulation */
+  double naive_max; /* the same of the materialised computation with float32 accumulation */
   double naive_rms;
-  double bound;      /* what max may be; for lse the bound of the element that comes closest to its own */
-  double bound_rms;  /* 0: not applied */
+  double bound;     /* what max may be; for lse the bound of the element that comes closest to its own */
+  double bound_rms; /* 0: not applied */
 } tessera_verdict;
 /* Judges the outputs in `got` (results of `problem` on the inputs in the same bindings) against the float64 oracle.
  * Writes at most `capacity` verdicts, *count of them. TESSERA_OK, or TESSERA_WRONG if one fails. `sample_pairs` as in
@@ -335,9 +336,10 @@ typedef struct tessera_verdict {
 TESSERA_API int32_t tessera_verify(const tessera_problem* problem, const tessera_bindings* got, int64_t sample_pairs,
                                    tessera_verdict* verdicts, int32_t capacity, int32_t* count, tessera_error* error);
 
-/* Merging partial states over disjoint key sets (allocates one row a thread): lse = log sum_n exp(lse_n), out = sum_n exp(lse_n - lse) out_n.
- * A part (out 0, lse -inf) is the identity. Backward: dout_n = w_n dout, dlse_n = w_n (dlse + dout . (out_n - out)).
- * All parts share one layout; dtypes: part_out and out any float, lse the accumulation type (f64 for f64, else f32). */
+/* Merging partial states over disjoint key sets (allocates one row a thread): lse = log sum_n exp(lse_n), out = sum_n
+ * exp(lse_n - lse) out_n. A part (out 0, lse -inf) is the identity. Backward: dout_n = w_n dout, dlse_n = w_n (dlse +
+ * dout . (out_n - out)). All parts share one layout; dtypes: part_out and out any float, lse the accumulation type (f64
+ * for f64, else f32). */
 typedef struct tessera_merge {
   size_t size;
   int32_t pass; /* TESSERA_FORWARD or TESSERA_BACKWARD */
@@ -347,12 +349,12 @@ typedef struct tessera_merge {
   int64_t len;
   int64_t heads;
   int64_t dim;
-  tessera_operand part_out; /* (B, S, H, D) */
-  tessera_operand part_lse; /* (B, S, H, 1) */
-  tessera_operand out;      /* (B, S, H, D) */
-  tessera_operand lse;      /* (B, S, H, 1); forward: may be absent */
-  tessera_operand dout;     /* backward: (B, S, H, D) */
-  tessera_operand dlse;     /* backward: (B, S, H, 1); may be absent */
+  tessera_operand part_out;         /* (B, S, H, D) */
+  tessera_operand part_lse;         /* (B, S, H, 1) */
+  tessera_operand out;              /* (B, S, H, D) */
+  tessera_operand lse;              /* (B, S, H, 1); forward: may be absent */
+  tessera_operand dout;             /* backward: (B, S, H, D) */
+  tessera_operand dlse;             /* backward: (B, S, H, 1); may be absent */
   const void* const* part_out_data; /* `parts` pointers */
   const void* const* part_lse_data;
   void* out_data; /* forward: written; backward: not read, recomputed from the parts */
