@@ -12,7 +12,7 @@
  *  6. Everything may be called from many threads at once; a Plan is immutable and may be run by many threads with
  *     different workspaces.
  *  7. Outputs have their own memory: nothing that is read may overlap what is written. (One address for both is
- * refused; interleaved views of one buffer are fine.)
+ *     refused; interleaved views of one buffer are fine.) k and v are read and written where new tokens are appended.
  *
  * The meaning of every option is in docs/contract.md; formulas below use its names.
  */
@@ -61,7 +61,8 @@ typedef enum tessera_dtype {
   TESSERA_BF16 = 3,
   TESSERA_F16 = 4,
   TESSERA_I32 = 5,
-  TESSERA_BOOL = 6 /* one byte, 0 or 1 */
+  TESSERA_BOOL = 6, /* one byte, 0 or 1 */
+  TESSERA_E4M3 = 7  /* float8: 4 bits of exponent, 3 of fraction, no infinity, largest 448; only k and v of a forward */
 } tessera_dtype;
 
 /* Extents and strides are always in the order (batch, sequence, head, dim); for `bias` and `keep` in the order
@@ -74,13 +75,15 @@ typedef struct tessera_operand {
   int64_t stride[4]; /* elements */
 } tessera_operand;
 
-/* Shapes: B batch, Hq/Hkv query and KV heads, Sq/Sk sequence lengths, D and Dv head dims. A packed (varlen) operand
- * has extents (1, rows, H, D). [1|B] may be 1, which broadcasts. "acc" is float64 for float64 inputs, else float32. */
+/* Shapes: B batch, Hq/Hkv query and KV heads, Sq/Sk/Sn sequence lengths (queries, keys, new tokens), D and Dv head
+ * dims. A packed (varlen) operand has extents (1, rows, H, D). [1|B] may be 1, which broadcasts. "acc" is float64 for
+ * float64 inputs, else float32. Where k and v are a cache (tessera_cache) they have extents (cache rows, slots, H, D),
+ * or if paged (pages, page size, H, D), any strides. */
 typedef enum tessera_name {
   /* inputs */
   TESSERA_Q = 0,          /* (B, Sq, Hq, D)              f64 f32 bf16 f16 */
-  TESSERA_K,              /* (B, Sk, Hkv, D)             as q */
-  TESSERA_V,              /* (B, Sk, Hkv, Dv)            as q */
+  TESSERA_K,              /* (B, Sk, Hkv, D)             as q, or e4m3 (forward) */
+  TESSERA_V,              /* (B, Sk, Hkv, Dv)            as q, or e4m3 (forward) */
   TESSERA_BIAS,           /* (1|B, 1|Hq, 1|Sq, 1|Sk)     any float; added to the scores; -inf excludes */
   TESSERA_KEEP,           /* (1|B, 1|Hq, 1|Sq, 1|Sk)     bool; true keeps */
   TESSERA_EXCLUDE_KEYS,   /* (B, Sk, 1, 1)               bool; true excludes (key padding); (B, max Sk) if packed too */
@@ -93,6 +96,21 @@ typedef enum tessera_name {
   TESSERA_SEQUSED_Q,      /* (B, 1, 1, 1)                i32, dense; used rows of each sequence */
   TESSERA_SEQUSED_K,      /* (B, 1, 1, 1)                i32, dense; used keys of each sequence */
   TESSERA_CORNER_OFFSETS, /* (B, 1, 1, 1)                i32, dense; with corner `at`: p_i = i + offset[b] */
+  /* inputs of a cache; forward and append only */
+  TESSERA_K_NEW,          /* (B, Sn, Hkv, D)            as q; rotated if rotary is on, then written to k; k is in/out */
+  TESSERA_V_NEW,          /* (B, Sn, Hkv, Dv)           as q; absent if v lies in k */
+  TESSERA_CU_SEQLENS_NEW, /* (B + 1, 1, 1, 1)           i32, dense; makes k_new and v_new packed */
+  TESSERA_SEQUSED_NEW,    /* (B, 1, 1, 1)               i32, dense; new tokens of each sequence */
+  TESSERA_CACHE_LENS,     /* (1|B, 1, 1, 1)             i32, dense; slots in use before the append, padding included */
+  TESSERA_CACHE_BATCH_IDX, /* (B, 1, 1, 1)               i32, dense; the cache row (row of page_table) of a sequence */
+  TESSERA_LEFT_PAD,        /* (B, 1, 1, 1)               i32, dense; slots before a sequence's first key */
+  TESSERA_PAGE_TABLE,      /* (cache rows, columns, 1, 1) i32; page ids; slot t lies on page table[t / page size] */
+  TESSERA_COS,             /* (1, positions, 1, rotary/2) q's dtype or f32 */
+  TESSERA_SIN,             /* (1, positions, 1, rotary/2) as cos */
+  TESSERA_K_SCALE,         /* (1|as k, 1|as k, 1|Hkv, 1) acc; k = k_scale * e4m3 number: per tensor, head or token */
+  TESSERA_V_SCALE,         /* (1|as v, 1|as v, 1|Hkv, 1) acc */
+  /* in/out */
+  TESSERA_STATUS, /* (1, 1, 1, 1)                i32; a run adds (ors) tessera_status bits; clear it yourself */
   /* results of forward, inputs of backward */
   TESSERA_OUT, /* (B, Sq, Hq, Dv)             q's dtype, or acc */
   TESSERA_LSE, /* (B, Sq, Hq, 1)              acc; natural log */
@@ -121,7 +139,11 @@ TESSERA_API const char* tessera_dtype_text(int32_t dtype);
 
 /* ----------------------------------------------------------------------------------------------------- problem */
 
-typedef enum tessera_pass { TESSERA_FORWARD = 0, TESSERA_BACKWARD = 1 } tessera_pass;
+typedef enum tessera_pass {
+  TESSERA_FORWARD = 0,
+  TESSERA_BACKWARD = 1,
+  TESSERA_APPEND = 2 /* k_new and v_new go into the cache and nothing is attended; has no q, heads_q equals heads_kv */
+} tessera_pass;
 
 /* Where query row i sits on the key axis: p_i = i + offset. */
 typedef enum tessera_corner {
@@ -147,6 +169,24 @@ typedef struct tessera_mask {
   int64_t first;  /* beside a window: also keeps j < first; 0 = absent */
 } tessera_mask;
 
+/* How k and v keep a sequence's keys where they are a cache, and how positions are rotated. All zero: plain tensors.
+ * Key j of sequence b lies in slot left_pad[b] + j, of cache row cache_batch_idx[b] (default b); if paged in slot
+ * t % page_size of page page_table[row][t / page_size]. Before the append a sequence has cache_lens[b] (or
+ * seqused_k[b])
+ * - left_pad[b] keys, after it as many more as it has new tokens; new token n stands at position (keys before) + n. */
+typedef struct tessera_cache {
+  int64_t page_size; /* slots of a page; 0: not paged */
+  int64_t pages;     /* pages in k and in v */
+  int64_t rows;      /* rows of k and v, or of page_table; 0 = batch */
+  int64_t slots;     /* slots of one sequence; 0 = len_k. page_table has ceil(slots / page_size) columns */
+  int32_t ring;   /* 1: slot t lies in slot t % slots; old keys are overwritten; needs a window that never sees them */
+  int32_t v_in_k; /* 1: v is the first Dv numbers of k's rows (bind both to one address); append writes k alone */
+  int32_t rotary_interleaved; /* 1: numbers 2n and 2n + 1 are rotated together; 0: n and n + rotary_dim / 2 */
+  int32_t reserved;
+  int64_t rotary_dim;       /* even; that many numbers of q and k_new are rotated at their positions; 0: none */
+  int64_t rotary_positions; /* rows of cos and sin; 0 = the larger of len_q and len_k */
+} tessera_cache;
+
 typedef struct tessera_problem {
   size_t size;
   int32_t pass;            /* a tessera_pass */
@@ -162,13 +202,16 @@ typedef struct tessera_problem {
   int64_t heads_q;
   int64_t heads_kv;  /* divides heads_q; query head h reads KV head h / (heads_q / heads_kv) */
   int64_t len_q;     /* Sq; for a packed q the host's upper bound of any sequence's length */
-  int64_t len_k;     /* Sk; likewise */
+  int64_t len_k;     /* Sk, new tokens included; an upper bound likewise for a packed k and for a cache */
   int64_t rows_q;    /* rows of a packed q in all; 0 if not packed */
   int64_t rows_k;    /* rows of packed k, v in all; 0 if not packed */
+  int64_t len_new;   /* Sn, new tokens of a sequence; an upper bound likewise */
+  int64_t rows_new;  /* rows of packed k_new, v_new in all; 0 if not packed */
   int64_t dim;       /* D of q and k */
   int64_t dim_v;     /* Dv of v and out */
   int64_t alignment; /* bytes to which every pointer is promised to be aligned; 0 means 16 */
   tessera_mask mask;
+  tessera_cache cache;
   tessera_operand operand[TESSERA_NAME_CAPACITY]; /* by tessera_name */
 } tessera_problem;
 
@@ -297,10 +340,21 @@ typedef struct tessera_bindings {
   uint64_t seed; /* dropout */
   uint64_t offset;
 } tessera_bindings;
+
+/* What was wrong with metadata that a run met, as bits of TESSERA_STATUS. On a CPU such a run is TESSERA_INVALID, with
+ * the message, and writes nothing but these bits; on a device it goes on and leaves out what is unsound. */
+typedef enum tessera_status {
+  TESSERA_STATUS_SOUND = 0,
+  TESSERA_STATUS_LENGTH = 1,   /* a length or an offset out of its range */
+  TESSERA_STATUS_CAPACITY = 2, /* more slots than the cache has */
+  TESSERA_STATUS_PAGE = 4,     /* a page id or a cache row that does not exist */
+  TESSERA_STATUS_POSITION = 8, /* a position that cos and sin do not have */
+  TESSERA_STATUS_TARGET = 16   /* two new tokens for one slot */
+} tessera_status;
 TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
 /* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is the GPU stream; NULL on
- * a CPU. Malformed lengths (cu_seqlens that start above 0 or decrease, a length over its bound ...) are
- * TESSERA_INVALID, nothing is written. */
+ * a CPU. Malformed metadata (cu_seqlens that start above 0 or decrease, a length over its bound, a page id that does
+ * not exist ...) is TESSERA_INVALID, and nothing but TESSERA_STATUS is written. */
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
 

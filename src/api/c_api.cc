@@ -216,7 +216,8 @@ void check_declaration(const core::Problem& p, int32_t dtype, int32_t layout) {
           dtype, rules::dtype_count - 1);
   require(layout >= TESSERA_BSHD && layout <= TESSERA_KV, "layout is {}; it must be a tessera_layout (0 to 3).",
           layout);
-  for (const int64_t n : {p.batch, p.heads_q, p.heads_kv, p.len_q, p.len_k, p.dim, p.dim_v, p.rows_q, p.rows_k})
+  for (const int64_t n :
+       {p.batch, p.heads_q, p.heads_kv, p.len_q, p.len_k, p.dim, p.dim_v, p.rows_q, p.rows_k, p.len_new, p.rows_new})
     require(n >= 0 && n <= INT32_MAX, "a size of the problem is {}; sizes are from 0 to 2^31 - 1.", n);
 }
 
@@ -436,8 +437,14 @@ int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, 
             p.device.name, core::isa_text(p.device.isa), core::isa_text(host.isa));
     require(!stream, "stream is {}; a plan for a CPU runs in the calling thread. Pass NULL.", fmt::ptr(stream));
     const core::Bindings bound = read_bindings(bindings);
-    core::check_bindings(p, bound);
-    p.kernel->run(p, bound, stream);
+    try {
+      core::check_bindings(p, bound);
+      p.kernel->run(p, bound, stream);
+    } catch (const core::Error& e) {
+      if (core::has(p.problem, TESSERA_STATUS) && e.status != TESSERA_STATUS_SOUND)
+        *static_cast<int32_t*>(bound.data[TESSERA_STATUS]) |= e.status;
+      throw;
+    }
   });
 }
 
@@ -446,13 +453,15 @@ int32_t tessera_mask_grid(const tessera_problem* problem, const tessera_bindings
   return guarded(error, [&] {
     const core::Problem p = read_problem(problem);
     core::check(p);
+    require(p.pass != TESSERA_APPEND, "the pass is append, which attends nothing; it has no mask.");
     const core::Bindings bound = read_bindings(bindings);
     check_pair(p, batch, head);
-    for (const int name :
-         {TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_Q, TESSERA_SEQUSED_K, TESSERA_CORNER_OFFSETS,
-          TESSERA_KEEP, TESSERA_EXCLUDE_KEYS, TESSERA_DOCUMENTS_Q, TESSERA_DOCUMENTS_K})
+    for (int name = 0; name < TESSERA_NAMES; ++name) {
+      const core::Kind kind = core::operand_row(name).kind;
+      if ((kind != core::Kind::i32 && kind != core::Kind::boolean) || name == TESSERA_STATUS) continue;
       require(!core::has(p, name) || core::span(core::operand(p, name)) == 0 || bound.data[name],
               "{} is bound to NULL; the mask needs it. Bind its first element.", core::operand_row(name).text);
+    }
     core::check_lengths(p, bound);
     if (p.len_q == 0 || p.len_k == 0) return;
     require_given(grid, "grid");

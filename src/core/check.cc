@@ -28,17 +28,22 @@ void check_sizes(const Problem& p) {
   within("dim_v", p.dim_v, 1);
   within("rows_q", p.rows_q, 0);
   within("rows_k", p.rows_k, 0);
+  within("len_new", p.len_new, 0);
+  within("rows_new", p.rows_new, 0);
   require(
       p.heads_q % p.heads_kv == 0,
       "heads_q is {} and heads_kv is {}; query heads must divide into equal groups. Use a heads_kv that divides {}.",
       p.heads_q, p.heads_kv, p.heads_q);
+  require(p.pass != TESSERA_APPEND || p.heads_q == p.heads_kv,
+          "heads_q is {} and heads_kv is {}; an append has no queries. Set both to the number of KV heads.", p.heads_q,
+          p.heads_kv);
   require(p.rows_q == 0 || packed_q(p), "rows_q is {} but q is not packed; declare cu_seqlens_q or leave rows_q 0.",
           p.rows_q);
   require(p.rows_k == 0 || packed_k(p), "rows_k is {} but k is not packed; declare cu_seqlens_k or leave rows_k 0.",
           p.rows_k);
-  const double dense = static_cast<double>(p.batch) * static_cast<double>(std::max(p.len_q, p.len_k));
+  const double dense = static_cast<double>(p.batch) * static_cast<double>(std::max({p.len_q, p.len_k, p.len_new}));
   const double rows =
-      std::max(dense, static_cast<double>(std::max(p.rows_q, p.rows_k))) * static_cast<double>(p.heads_q);
+      std::max(dense, static_cast<double>(std::max({p.rows_q, p.rows_k, p.rows_new}))) * static_cast<double>(p.heads_q);
   require(rows < 0x1p56, "batch * heads_q * length is {:.3g}; it must stay below 2^56. Split the batch.", rows);
   require(p.dropout == 0 || static_cast<double>(p.batch) * static_cast<double>(p.heads_q) < 0x1p32,
           "batch * heads_q is {} x {}; dropout counts them in 32 bits. Split the batch.", p.batch, p.heads_q);
@@ -68,10 +73,10 @@ void check_mask(const Problem& p) {
   const tessera_mask& m = p.mask;
   require(m.corner >= TESSERA_CORNER_UNSET && m.corner <= TESSERA_CORNER_AT,
           "mask.corner is {}; it must be a tessera_corner (0 to 3).", m.corner);
-  require(
-      m.corner != TESSERA_CORNER_UNSET || !needs_corner(p),
-      "mask.corner is unset, but causal, window, chunk, prefix and slopes depend on it. Say bottom_right, top_left or "
-      "at.");
+  require(m.corner != TESSERA_CORNER_UNSET || !needs_corner(p),
+          "mask.corner is unset, but causal, window, chunk, prefix, slopes and rotary depend on it. Say bottom_right, "
+          "top_left or "
+          "at.");
   require(m.corner != TESSERA_CORNER_AT || (m.corner_at >= INT32_MIN && m.corner_at <= INT32_MAX),
           "mask.corner_at is {}; like corner_offsets it must fit an int32.", m.corner_at);
   require(!(m.causal && m.has_prefix),
@@ -89,6 +94,12 @@ void check_mask(const Problem& p) {
           "only one of documents_q and documents_k is given; a document mask needs both.");
 }
 
+constexpr const char* pass_text[] = {"forward", "backward", "append"};
+
+const char* data_name(const Problem& p) {  // the operand whose dtype is the problem's
+  return p.pass == TESSERA_APPEND ? "k_new" : "q";
+}
+
 std::string dtype_rule(const Problem& p, const OperandRow& row, int32_t dtype) {
   const bool is_float = dtype >= TESSERA_F64 && dtype <= TESSERA_F16;
   const auto text = [](int32_t d) { return std::string(rules::dtype_rows[d].text); };
@@ -97,8 +108,14 @@ std::string dtype_rule(const Problem& p, const OperandRow& row, int32_t dtype) {
     case Kind::data:
     case Kind::any_float:
       return is_float ? "" : "it must be f64, f32, bf16 or f16";
+    case Kind::stored:
+      if (dtype == TESSERA_E4M3 && p.pass != TESSERA_BACKWARD) return "";
+      [[fallthrough]];
     case Kind::like_q:
-      return dtype == data_dtype(p) ? "" : "it must be q's, " + text(data_dtype(p));
+      return dtype == data_dtype(p) ? "" : "it must be " + std::string(data_name(p)) + "'s, " + text(data_dtype(p));
+    case Kind::angle:
+      if (dtype == data_dtype(p) || dtype == TESSERA_F32) return "";
+      return "it must be " + std::string(data_name(p)) + "'s, " + text(data_dtype(p)) + ", or f32";
     case Kind::result:
       if (dtype == data_dtype(p) || dtype == accumulation_dtype(p)) return "";
       return "it must be q's, " + text(data_dtype(p)) + ", or the accumulation type, " + text(accumulation_dtype(p));
@@ -122,9 +139,10 @@ constexpr const char* grid_dims[] = {"batch", "head", "query", "key"};
 
 void check_extents(const Problem& p, const OperandRow& row, const Operand& o) {
   const bool grid = row.partner == TESSERA_BIAS || row.partner == TESSERA_KEEP;
+  const bool everywhere = grid || row.name == TESSERA_K_SCALE || row.name == TESSERA_V_SCALE;
   for (int d = 0; d < 4; ++d) {
     const int64_t full = full_extent(p, row, d);
-    const bool may_be_1 = row.broadcasts && (grid || d == 0);  // slopes broadcast over the batch alone
+    const bool may_be_1 = row.broadcasts && (everywhere || d == 0);  // slopes and cache_lens: over the batch alone
     const bool fits = o.extent[d] == full || (may_be_1 && o.extent[d] == 1);
     require(fits, "{}.extent[{}] ({}) is {}; it must be {}{}. Pass the tensor that belongs to this problem.", row.text,
             d, (grid ? grid_dims : token_dims)[d], o.extent[d], may_be_1 && full != 1 ? "1 or " : "", full);
@@ -149,18 +167,17 @@ void check_operands(const Problem& p) {
             dtype, rules::dtype_count - 1);
     if (!has(p, name)) {
       require(r != Role::needed_input && r != Role::needed_output, "{} is absent; {} needs it. Declare it.", row.text,
-              p.pass == TESSERA_FORWARD ? "forward" : "backward");
+              pass_text[p.pass]);
       continue;
     }
-    require(r != Role::none, "{} is given; {} has no use for it. Leave it out.", row.text,
-            p.pass == TESSERA_FORWARD ? "forward" : "backward");
+    require(r != Role::none, "{} is given; {} has no use for it. Leave it out.", row.text, pass_text[p.pass]);
     require(row.kind != Kind::as_partner || has(p, row.partner), "{} is given without {}; give both or neither.",
             row.text, operand_row(row.partner).text);
     const std::string rule = dtype_rule(p, row, dtype);
     require(rule.empty(), "{}.dtype is {}; {}. Convert it.", row.text, rules::dtype_rows[dtype].text, rule);
     check_extents(p, row, operand(p, name));
-    if (is_output(r)) check_places(row.text, operand(p, name));
-    if (row.kind == Kind::i32 && row.axes[1] == Axis::one)
+    if (is_written(r)) check_places(row.text, operand(p, name));
+    if (row.kind == Kind::i32 && row.axes[1] == Axis::one)  // not documents, not the page table
       require(operand(p, name).extent[0] <= 1 || operand(p, name).stride[0] == 1,
               "{}.stride[0] is {}; lists of lengths must be dense. Copy it.", row.text, operand(p, name).stride[0]);
   }
@@ -203,16 +220,19 @@ void check_places(const char* text, const Operand& o) {
 
 bool needs_corner(const Problem& p) {
   const tessera_mask& m = p.mask;
-  return m.causal || m.has_window || m.has_prefix || m.chunk || has(p, TESSERA_SLOPES);
+  return m.causal || m.has_window || m.has_prefix || m.chunk || has(p, TESSERA_SLOPES) ||
+         (p.cache.rotary_dim > 0 && p.pass != TESSERA_APPEND);
 }
 
 void check(const Problem& p) {
-  require(p.pass == TESSERA_FORWARD || p.pass == TESSERA_BACKWARD,
-          "pass is {}; it must be forward (0) or backward (1).", p.pass);
+  require(p.pass >= TESSERA_FORWARD && p.pass <= TESSERA_APPEND,
+          "pass is {}; it must be forward (0), backward (1) or append (2).", p.pass);
   check_sizes(p);
+  check_cache_sizes(p);
   check_numbers(p);
   check_mask(p);
   check_operands(p);
+  check_cache(p);
 }
 
 }  // namespace tessera::core

@@ -7,6 +7,10 @@ namespace tessera::core {
 // Throws Error(TESSERA_INVALID) with the argument, its value, the rule and the way out.
 void check(const Problem& p);
 
+// Its part about caches, rotation and quantised k and v.
+void check_cache_sizes(const Problem& p);
+void check_cache(const Problem& p);
+
 // Strides that addresses can be made of, and elements of an output that do not share addresses.
 void check_strides(const char* text, const Operand& o);
 void check_places(const char* text, const Operand& o);

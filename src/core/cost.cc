@@ -6,14 +6,19 @@
 namespace tessera::core {
 namespace {
 
+// The bands of a sequence as long as can be.
+rules::BandMask longest_band(const Problem& p) {
+  const int64_t offset = p.mask.corner == TESSERA_BOTTOM_RIGHT ? p.len_k - p.len_q
+                         : p.mask.corner == TESSERA_CORNER_AT  ? p.mask.corner_at
+                                                               : 0;
+  return band_mask(p, p.len_k, offset);
+}
+
 // (query, key) pairs that the mask's bands keep, from the upper bounds of the lengths. Long sequences are counted on
 // evenly spread rows: exact for bands that are straight lines, as all are but chunk's.
 double kept_pairs(const Problem& p) {
   constexpr int64_t most = 512;
-  const int64_t offset = p.mask.corner == TESSERA_BOTTOM_RIGHT ? p.len_k - p.len_q
-                         : p.mask.corner == TESSERA_CORNER_AT  ? p.mask.corner_at
-                                                               : 0;
-  const rules::BandMask band = band_mask(p, p.len_k, offset);
+  const rules::BandMask band = longest_band(p);
   const int64_t rows = std::min(p.len_q, most);
   double pairs = 0;
   for (int64_t n = 0; n < rows; ++n) {
@@ -29,25 +34,51 @@ double kept_pairs(const Problem& p) {
   return pairs;
 }
 
+// Keys of one sequence that some query sees.
+int64_t seen_by_queries(const Problem& p) {
+  if (p.len_q == 0) return 0;
+  const rules::Visit v = rules::visit(longest_band(p), {0, p.len_q});
+  return v.head.size() + v.near.size();
+}
+
+// Bytes of an operand, each element once, however often it is seen: dimensions of stride 0, views that overlap.
+int64_t bytes_of(const Problem& p, int name) {
+  if (name == TESSERA_V && p.cache.v_in_k) return 0;  // it lies in k
+  Operand once = operand(p, name);
+  for (int d = 0; d < 4; ++d)
+    if (once.stride[d] == 0) once.extent[d] = std::min<int64_t>(1, once.extent[d]);
+  int64_t count = std::min(elements(once), span(once));
+  if (is_cache(p) && operand_row(name).axes[1] == Axis::store_rows) {  // of a cache, the keys that queries see
+    const bool shared = once.extent[1] == 1;                           // a scale of all tokens
+    if (!shared) count = std::min(count, p.batch * seen_by_queries(p) * once.extent[2] * once.extent[3]);
+  }
+  return count * dtype_bytes(once.dtype);
+}
+int64_t appended_bytes(const Problem& p, int name) {
+  const Operand& o = operand(p, name);
+  return new_tokens(p) * o.extent[2] * o.extent[3] * dtype_bytes(o.dtype);
+}
+
 }  // namespace
 
 Cost cost(const Problem& p, const Device& device) {
   Cost c;
   for (int name = 0; name < TESSERA_NAMES; ++name) {
     if (!has(p, name)) continue;
-    // Each element once, however often it is seen: dimensions of stride 0, views that overlap.
-    Operand once = operand(p, name);
-    for (int d = 0; d < 4; ++d)
-      if (once.stride[d] == 0) once.extent[d] = std::min<int64_t>(1, once.extent[d]);
-    const int64_t bytes = std::min(elements(once), span(once)) * dtype_bytes(once.dtype);
-    (is_output(role(p, name)) ? c.bytes_written : c.bytes_read) += bytes;
+    const Role r = role(p, name);
+    const bool grows = r == Role::update && name != TESSERA_STATUS;
+    if (!is_output(r) && !(grows && p.pass == TESSERA_APPEND)) c.bytes_read += bytes_of(p, name);
+    if (is_output(r)) c.bytes_written += bytes_of(p, name);
+    if (grows) c.bytes_written += appended_bytes(p, name);
   }
-  const double planes = static_cast<double>(p.batch * p.heads_q), pairs = planes * kept_pairs(p);
-  const double d = static_cast<double>(p.dim), dv = static_cast<double>(p.dim_v);
-  c.flops = 2 * pairs * (p.pass == TESSERA_FORWARD ? d + dv : 3 * d + 2 * dv);
-  const double scores = planes * static_cast<double>(p.len_q) * static_cast<double>(p.len_k);
-  const double bytes = scores * static_cast<double>(dtype_bytes(accumulation_dtype(p)));
-  c.score_bytes = bytes < 9e18 ? static_cast<int64_t>(bytes) : INT64_MAX;
+  if (p.pass != TESSERA_APPEND) {
+    const double planes = static_cast<double>(p.batch * p.heads_q), pairs = planes * kept_pairs(p);
+    const double d = static_cast<double>(p.dim), dv = static_cast<double>(p.dim_v);
+    c.flops = 2 * pairs * (p.pass == TESSERA_FORWARD ? d + dv : 3 * d + 2 * dv);
+    const double scores = planes * static_cast<double>(p.len_q) * static_cast<double>(p.len_k);
+    const double bytes = scores * static_cast<double>(dtype_bytes(accumulation_dtype(p)));
+    c.score_bytes = bytes < 9e18 ? static_cast<int64_t>(bytes) : INT64_MAX;
+  }
   const bool half = data_dtype(p) == TESSERA_BF16 || data_dtype(p) == TESSERA_F16;
   const double peak = half ? device.flops_16 : device.flops_32;
   if (peak > 0) c.seconds = c.flops / peak;

@@ -14,8 +14,10 @@ namespace tessera::core {
 std::string printable(const std::string& text);
 
 struct Error : std::runtime_error {
-  Error(tessera_code c, const std::string& message) : std::runtime_error(printable(message)), code(c) {}
+  Error(tessera_code c, const std::string& message, tessera_status s = TESSERA_STATUS_SOUND)
+      : std::runtime_error(printable(message)), code(c), status(s) {}
   tessera_code code;
+  tessera_status status;  // what a device would have noted instead
 };
 
 // Not a question at all. The message gives the argument, its value, the rule and the way out.
@@ -26,6 +28,12 @@ template <class... Args>
 template <class... Args>
 void require(bool holds, fmt::format_string<Args...> text, Args&&... args) {
   if (!holds) invalid(text, std::forward<Args>(args)...);
+}
+
+// Metadata that a device can only note in the status word.
+template <class... Args>
+void require_sound(bool holds, tessera_status status, fmt::format_string<Args...> text, Args&&... args) {
+  if (!holds) throw Error(TESSERA_INVALID, fmt::format(text, std::forward<Args>(args)...), status);
 }
 
 }  // namespace tessera::core

@@ -29,6 +29,8 @@ T read(const char* at, int32_t dtype) {
       std::memcpy(&x, at, sizeof x);
       return static_cast<T>(x);
     }
+    case TESSERA_E4M3:
+      return static_cast<T>(rules::e4m3_to_float(static_cast<rules::Quarter>(*at)));
     default: {
       rules::Half x;
       std::memcpy(&x, at, sizeof x);
@@ -45,7 +47,11 @@ void write(char* at, int32_t dtype, T x) {
     const float y = static_cast<float>(x);
     std::memcpy(at, &y, sizeof y);
   } else {
-    const float y = rules::to_float_by_odd(x);  // so that the step to 16 bits is the only rounding
+    const float y = rules::to_float_by_odd(x);  // so that the step to fewer bits is the only rounding
+    if (dtype == TESSERA_E4M3) {
+      *at = static_cast<char>(rules::float_to_e4m3(y));
+      return;
+    }
     const rules::Half h = dtype == TESSERA_BF16 ? rules::float_to_bf16(y) : rules::float_to_f16(y);
     std::memcpy(at, &h, sizeof h);
   }

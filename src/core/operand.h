@@ -11,10 +11,38 @@ using Problem = tessera_problem;
 using Operand = tessera_operand;
 
 // What one dimension's extent must be.
-enum class Axis : unsigned char { one, batch, batch_plus_1, rows_q, rows_k, heads_q, heads_kv, dim, dim_v };
+enum class Axis : unsigned char {
+  one,
+  batch,
+  batch_plus_1,
+  rows_q,
+  rows_k,
+  rows_new,
+  heads_q,
+  heads_kv,
+  dim,
+  dim_v,
+  store_planes,  // of k and v: a batch, rows of a cache, pages
+  store_rows,    // of k and v: rows, slots of a cache row or of a page
+  table_rows,
+  table_columns,
+  positions,
+  half_rotary
+};
 // What its dtype must be.
-enum class Kind : unsigned char { data, like_q, result, accumulation, any_float, boolean, i32, as_partner };
-enum class Role : unsigned char { none, input, needed_input, output, needed_output };
+enum class Kind : unsigned char {
+  data,
+  like_q,
+  stored,  // as q, or e4m3
+  result,
+  accumulation,
+  angle,  // as q, or f32
+  any_float,
+  boolean,
+  i32,
+  as_partner
+};
+enum class Role : unsigned char { none, input, needed_input, output, needed_output, update };
 
 struct OperandRow {
   tessera_name name;
@@ -22,19 +50,11 @@ struct OperandRow {
   std::array<Axis, 4> axes;
   bool broadcasts;  // an extent may be 1 instead
   Kind kind;
-  Role forward, backward;
-  tessera_name partner;  // a gradient's operand; itself otherwise
+  std::array<Role, 3> roles;  // by tessera_pass
+  tessera_name partner;       // a gradient's operand; itself otherwise
 };
 
 const OperandRow& operand_row(int name);
-
-inline Role role(const Problem& p, int name) {
-  const OperandRow& row = operand_row(name);
-  return p.pass == TESSERA_FORWARD ? row.forward : row.backward;
-}
-inline bool is_output(Role r) {
-  return r == Role::output || r == Role::needed_output;
-}
 
 inline const Operand& operand(const Problem& p, int name) {
   return p.operand[name];
@@ -49,14 +69,42 @@ inline bool packed_q(const Problem& p) {
 inline bool packed_k(const Problem& p) {
   return has(p, TESSERA_CU_SEQLENS_K);
 }
-inline bool packed(const Problem& p, Axis axis) {
-  return (axis == Axis::rows_q && packed_q(p)) || (axis == Axis::rows_k && packed_k(p));
+inline bool packed_new(const Problem& p) {
+  return has(p, TESSERA_CU_SEQLENS_NEW);
 }
+inline bool packed(const Problem& p, Axis axis) {
+  return (axis == Axis::rows_q && packed_q(p)) || (axis == Axis::rows_k && packed_k(p)) ||
+         (axis == Axis::rows_new && packed_new(p));
+}
+inline bool appends(const Problem& p) {
+  return has(p, TESSERA_K_NEW);
+}
+// Slots that one sequence has in a cache, and rows of a cache (of a page table).
+inline int64_t slots_of(const Problem& p) {
+  return p.cache.slots ? p.cache.slots : p.len_k;
+}
+inline int64_t cache_rows(const Problem& p) {
+  return p.cache.rows ? p.cache.rows : p.batch;
+}
+inline int64_t new_tokens(const Problem& p) {  // of all sequences, at most
+  return packed_new(p) ? p.rows_new : p.batch * p.len_new;
+}
+// Are k and v a cache, rather than tensors of this call's keys alone?
+bool is_cache(const Problem& p);
+
+Role role(const Problem& p, int name);
+inline bool is_output(Role r) {
+  return r == Role::output || r == Role::needed_output;
+}
+inline bool is_written(Role r) {
+  return is_output(r) || r == Role::update;
+}
+
 inline int64_t group(const Problem& p) {
   return p.heads_q / p.heads_kv;
 }
 inline int32_t data_dtype(const Problem& p) {
-  return p.operand[TESSERA_Q].dtype;
+  return p.operand[p.pass == TESSERA_APPEND ? TESSERA_K_NEW : TESSERA_Q].dtype;
 }
 inline int32_t accumulation_dtype(const Problem& p) {
   return data_dtype(p) == TESSERA_F64 ? TESSERA_F64 : TESSERA_F32;

@@ -147,12 +147,17 @@ void check_pointers(const Problem& p, const Bindings& bound) {
             operand_row(name).text);
     require(address % bytes == 0, "{} is at address {:#x}; a {} must stand at a multiple of {} bytes. Copy it.",
             operand_row(name).text, address, rules::dtype_rows[operand(p, name).dtype].text, bytes);
-    for (int other = 0; is_output(role(p, name)) && other < TESSERA_NAMES; ++other)
-      require(
-          other == name || !has(p, other) || elements(operand(p, other)) == 0 || bound.data[other] != bound.data[name],
-          "{} and {} are bound to one address; what is written must not be read. Give {} its own memory.",
-          operand_row(name).text, operand_row(other).text, operand_row(name).text);
+    const auto one_memory = [&](int other) {
+      return p.cache.v_in_k && (name == TESSERA_K || name == TESSERA_V) && (other == TESSERA_K || other == TESSERA_V);
+    };
+    for (int other = 0; is_written(role(p, name)) && other < TESSERA_NAMES; ++other)
+      require(other == name || one_memory(other) || !has(p, other) || elements(operand(p, other)) == 0 ||
+                  bound.data[other] != bound.data[name],
+              "{} and {} are bound to one address; what is written must not be read. Give {} its own memory.",
+              operand_row(name).text, operand_row(other).text, operand_row(name).text);
   }
+  require(!p.cache.v_in_k || bound.data[TESSERA_K] == bound.data[TESSERA_V],
+          "k and v are bound to two addresses; cache.v_in_k says that v lies in k. Bind both to k's.");
 }
 
 void check_bindings(const Plan& plan, const Bindings& bound) {

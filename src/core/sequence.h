@@ -1,7 +1,7 @@
 // What the lengths in the bindings say: where each sequence's rows lie, and what its mask is.
 #pragma once
 #include "core/operand.h"
-#include "rules/mask.h"
+#include "rules/slots.h"
 
 namespace tessera::core {
 
@@ -18,13 +18,27 @@ struct Rows {
 
 struct Sequence {
   int64_t batch = 0;
-  Rows q, k;
+  Rows q, k;           // k.used is Lk: new tokens are counted, left padding is not
+  Rows fresh;          // of k_new and v_new
   int64_t offset = 0;  // p_i = i + offset
+  rules::Slots slots;  // where its keys lie in k and v
+
+  int64_t old_keys() const { return k.used - fresh.used; }  // and the position of new token 0
 };
 
-// Lengths that are malformed are TESSERA_INVALID. Reads only host memory, O(batch).
+// Lengths, page ids and positions that are malformed are TESSERA_INVALID, with a tessera_status in the Error. Reads
+// only host memory, O(batch) and the page ids in use.
 void check_lengths(const Problem& p, const Bindings& bound);
 Sequence sequence(const Problem& p, const Bindings& bound, int64_t batch);
+// Two new tokens for one slot are TESSERA_INVALID. Needs room for `most_targets` numbers.
+int64_t most_targets(const Problem& p);
+void check_targets(const Problem& p, const Bindings& bound, int64_t* room);
+// All keys that some used row of the sequence may see, as far as bands go: two ranges in order, which do not overlap.
+struct Seen {
+  rules::Range head, near;
+  bool has(int64_t key) const { return head.has(key) || near.has(key); }
+};
+Seen seen_keys(const Problem& p, const Sequence& s);
 // Rows past the last sequence of a packed operand.
 Rows tail_q(const Problem& p, const Bindings& bound);
 Rows tail_k(const Problem& p, const Bindings& bound);

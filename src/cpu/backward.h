@@ -56,8 +56,8 @@ void load_backward_rows(const Task& t, const Sequence& s, BackwardBuffers<T>& b)
 }
 template <class T>
 void load_backward_keys(const Task& t, const Sequence& s, Index kv, Range keys, BackwardBuffers<T>& b) {
-  load_keys(t, s, plane_k(t, TESSERA_K, s, kv), keys, t.p.dim, b.k, b.d);
-  load_keys(t, s, plane_k(t, TESSERA_V, s, kv), keys, t.p.dim_v, b.v, b.dv);
+  load_keys(t, TESSERA_K, s, kv, keys, {{}, keys}, t.p.dim, b.k, b.d);
+  load_keys(t, TESSERA_V, s, kv, keys, {{}, keys}, t.p.dim_v, b.v, b.dv);
   transpose(b.k, b.d, keys.size(), t.p.dim, b.kt, b.n);
   transpose(b.v, b.dv, keys.size(), t.p.dim_v, b.vt, b.n);
 }
@@ -178,7 +178,7 @@ TESSERA_ALWAYS void walk_rows(const Task& t, const RowItem& item, BackwardBuffer
   name_rows(b.rows, t, item.kv, item.rows);
   load_backward_rows(t, s, b);
   const rules::Visit visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
-  visit_tiles(visit, t.tile_keys, s.k.used, [&](Range keys) {
+  visit_tiles(visit, {0, s.k.used}, t.tile_keys, [&](Range keys) {
     load_backward_keys(t, s, item.kv, keys, b);
     const Guard<T> guard = {t, s, band, {visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b};
     if (gradient_tile(t, s, band, guard.mask, keys, b)) after(guard);
@@ -238,7 +238,7 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
         rules::Visit visit = rules::visit(band, {i, i + b.rows.count});
         visit.head = rules::overlap(visit.head, all_keys);
         visit.near = rules::overlap(visit.near, all_keys);
-        visit_tiles(visit, t.tile_keys, s.k.used, [&](Range keys) {
+        visit_tiles(visit, {0, s.k.used}, t.tile_keys, [&](Range keys) {
           load_backward_keys(t, s, h / core::group(t.p), keys, b);
           if (!gradient_tile(t, s, band, {visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b)) return;
           for (Index r = 0; r < b.rows.count; ++r) {

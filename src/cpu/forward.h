@@ -36,20 +36,33 @@ struct Operands {  // the packed tiles of one kind of product
 
   // Query rows as A; keys transposed as B; values as B.
   static void load_queries(const Task& t, const Sequence& s, ForwardBuffers<Number>& b) {
+    for (Index r = 0; r < b.rows.count; ++r) load_query(t, s, r, b);
+  }
+  static void load_query(const Task& t, const Sequence& s, Index r, ForwardBuffers<Number>& b) {
+    const Plane from = plane_q(t, TESSERA_Q, s, b.rows.h[r]);
+    const Index i = b.rows.i[r];
     if constexpr (!pairs) {
-      load_rows(t, TESSERA_Q, s, b.rows, t.p.dim, b.q, b.d);
+      Number* const row = b.q + r * b.d;
+      load_row(row, from, i, t.p.dim);
+      if (rotates(t, s)) rotate_row(t, b.rotary, i + s.offset, row);
     } else {
-      for (Index r = 0; r < b.rows.count; ++r)
-        copy_row(reinterpret_cast<Half*>(b.q) + r * b.d, plane_q(t, TESSERA_Q, s, b.rows.h[r]), b.rows.i[r], t.p.dim);
+      Half* const row = reinterpret_cast<Half*>(b.q) + r * b.d;
+      if (!rotates(t, s)) {
+        copy_row(row, from, i, t.p.dim);
+        return;
+      }
+      load_row(b.rotary.row, from, i, t.p.dim);
+      rotate_row(t, b.rotary, i + s.offset, b.rotary.row);
+      for (Index c = 0; c < b.d; c += lanes<float>) store_bf16(row + c, load(b.rotary.row + c));
     }
   }
   static Factor<Element> queries(const ForwardBuffers<Number>& b) {
     return {reinterpret_cast<const Element*>(b.q), b.d / P::width, 1};
   }
-  static void load_keys_transposed(const Task& t, const Sequence& s, Index kv, Range keys, ForwardBuffers<Number>& b) {
-    const Plane from = plane_k(t, TESSERA_K, s, kv);
-    if constexpr (pairs) copy_keys(t, s, from, keys, t.p.dim, reinterpret_cast<Half*>(b.k), b.d);
-    else load_keys(t, s, from, keys, t.p.dim, b.k, b.d);
+  static void load_keys_transposed(const Task& t, const Sequence& s, Index kv, Range keys, const core::Seen& seen,
+                                   ForwardBuffers<Number>& b) {
+    if constexpr (pairs) copy_keys(t, TESSERA_K, s, kv, keys, seen, t.p.dim, reinterpret_cast<Half*>(b.k), b.d);
+    else load_keys(t, TESSERA_K, s, kv, keys, seen, t.p.dim, b.k, b.d);
     transpose(reinterpret_cast<const Element*>(b.k), b.d / P::width, keys.size(), depth(t.p.dim),
               reinterpret_cast<Element*>(b.kt), b.n);
   }
@@ -66,26 +79,25 @@ struct Operands {  // the packed tiles of one kind of product
     for (Index i = 0; i < padded(n); ++i) bad = static_cast<Half>(bad | ((to[i] & 0x7F80u) == 0x7F80u));
     return bad == 0;
   }
-  static bool copy_keys(const Task& t, const Sequence& s, const Plane& from, Range keys, Index n, Half* to,
-                        Index to_row) {
+  static bool copy_keys(const Task& t, int name, const Sequence& s, Index kv, Range keys, const core::Seen& seen,
+                        Index n, Half* to, Index to_row) {
     bool finite = true;
-    for (Index j = keys.begin; j < keys.end; ++j) {
-      Half* row = to + (j - keys.begin) * to_row;
-      if (core::excluded_for_all(t.p, t.bound, s, j)) clear(row, to_row);
-      else finite &= copy_row(row, from, j, n);
-    }
+    clear(to, keys.size() * to_row);
+    for_seen_keys(t, s, keys, seen, [&](Index j, const rules::Run& at) {
+      finite &= copy_row(to + (j - keys.begin) * to_row, plane_of(t, name, at.plane, at.row, kv), 0, n);
+    });
     return finite;
   }
   // Values, in pairs of keys if need be. False if a number is not finite. `b.k` is free again by now and serves as the
   // stage.
-  static bool load_values(const Task& t, const Sequence& s, Index kv, Range keys, ForwardBuffers<Number>& b) {
-    const Plane from = plane_k(t, TESSERA_V, s, kv);
+  static bool load_values(const Task& t, const Sequence& s, Index kv, Range keys, const core::Seen& seen,
+                          ForwardBuffers<Number>& b) {
     if constexpr (!pairs) {
-      load_keys(t, s, from, keys, t.p.dim_v, b.v, b.dv);
+      load_keys(t, TESSERA_V, s, kv, keys, seen, t.p.dim_v, b.v, b.dv);
       return all_finite(b.v, keys.size(), b.dv);
     } else {
       Half* stage = reinterpret_cast<Half*>(b.k);
-      const bool finite = copy_keys(t, s, from, keys, t.p.dim_v, stage, b.dv);
+      const bool finite = copy_keys(t, TESSERA_V, s, kv, keys, seen, t.p.dim_v, stage, b.dv);
       if (keys.size() & 1) clear(stage + keys.size() * b.dv, b.dv);
       uint32_t* to = reinterpret_cast<uint32_t*>(b.v);
       for (Index j = 0; j < depth(keys.size()); ++j)
@@ -118,15 +130,16 @@ struct Operands {  // the packed tiles of one kind of product
 
 template <class P>
 void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band, const rules::Visit& visit, Range keys,
-                 ForwardBuffers<typename P::Number>& b) {
+                 ForwardBuffers<typename P::Number>& b, State<typename P::Number>& state) {
   using T = typename P::Number;
   using Op = Operands<P>;
   const Sequence& s = item.s;
+  const core::Seen seen = {visit.head, visit.near};
   TileMask mask = {visit.full.covers(keys), core::has_element_mask(t.p)};
   const auto fill = [&] { return fill_kept(t, s, band, b.rows, keys, b.kept, b.n); };
   if (mask.elements && fill() == 0) return;
 
-  Op::load_keys_transposed(t, s, item.kv, keys, b);
+  Op::load_keys_transposed(t, s, item.kv, keys, seen, b);
   const Index columns = padded(keys.size());
   clear(b.scores, b.rows.count * b.n);
   multiply<P>(b.rows.count, columns, Op::depth(t.p.dim), Op::queries(b), reinterpret_cast<typename P::Element*>(b.kt),
@@ -135,8 +148,8 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
   for (Index r = 0; r < b.rows.count; ++r) {
     T* row = b.scores + r * b.n;
     score_row<T>(t, s, band, mask, b.rows.i[r], b.rows.h[r], keys, b.kept + r * b.n, row, nullptr, b.line);
-    const T rescale = softmax_row(row, columns, b.largest[r], b.sum[r]);
-    T* out = b.out + r * b.dv;
+    const T rescale = softmax_row(row, columns, state.largest[r], state.sum[r]);
+    T* out = state.out + r * b.dv;
     if (rescale != 1)
       for (Index c = 0; c < b.dv; c += lanes<T>) store(out + c, load(out + c) * rescale);
     if (t.p.dropout > 0) {
@@ -147,19 +160,19 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
 
   // Numbers of V that are not finite count as 0 in the product and are added where they are kept: a row's bits depend
   // neither on them where it excludes them, nor on what its neighbours see.
-  const bool finite = Op::load_values(t, s, item.kv, keys, b);
+  const bool finite = Op::load_values(t, s, item.kv, keys, seen, b);
   if (!finite) Op::clear_nonfinite(keys, b);
   multiply<P>(b.rows.count, b.dv, Op::depth(keys.size()), Op::weights(keys, b),
-              reinterpret_cast<typename P::Element*>(b.v), b.dv, b.out, b.dv);
+              reinterpret_cast<typename P::Element*>(b.v), b.dv, state.out, b.dv);
   if (finite) return;
   if (!mask.elements) fill();
-  load_keys(t, s, plane_k(t, TESSERA_V, s, item.kv), keys, t.p.dim_v, b.v, b.dv);
+  load_keys(t, TESSERA_V, s, item.kv, keys, seen, t.p.dim_v, b.v, b.dv);
   for (Index r = 0; r < b.rows.count; ++r)
     for (Index j = 0; j < keys.size(); ++j)
       for (Index c = 0; b.kept[r * b.n + j] && c < b.dv; ++c) {
         // A kept key's weight is above 0 even if it is too small for its type.
         const T weight = t.p.dropout > 0 ? b.scores[r * b.n + j] : larger(b.scores[r * b.n + j], smallest_normal<T>);
-        if (!is_finite(b.v[j * b.dv + c])) b.out[r * b.dv + c] += weight * b.v[j * b.dv + c];
+        if (!is_finite(b.v[j * b.dv + c])) state.out[r * b.dv + c] += weight * b.v[j * b.dv + c];
       }
 }
 
@@ -183,23 +196,120 @@ void finish_row(const Task& t, const Sequence& s, Index i, Index h, T largest_sc
   if (t.has(TESSERA_LSE)) write_row(t, TESSERA_LSE, s, h, i, empty ? -infinity<T> : largest_score + std::log(total));
 }
 
+template <class T>
+void begin(State<T>& state, Index rows, Index dv) {
+  clear(state.out, rows * dv);
+  for (Index r = 0; r < rows; ++r) state.largest[r] = -infinity<T>, state.sum[r] = 0;
+}
+
+// One row's state takes in that of later keys. An empty one, on either side, changes no bit.
+template <class T>
+void join(T* out, T& largest_score, T& total, const T* part_out, T part_largest, T part_total, Index dv) {
+  const auto exponential = [](T x) { return std::exp(x); };
+  const T whole = part_largest > largest_score || part_largest != part_largest ? part_largest : largest_score;
+  const auto scale = [&](T largest) {
+    const T weight = rules::weight(largest, whole, exponential);
+    return largest != -infinity<T> ? rules::max(weight, smallest_normal<T>) : weight;  // as softmax_row
+  };
+  const T mine = scale(largest_score), its = scale(part_largest);
+  largest_score = whole;
+  total = total * mine + part_total * its;
+  for (Index c = 0; c < dv; c += lanes<T>) store(out + c, fma(load(part_out + c), splat(its), load(out + c) * mine));
+}
+
+// A tile of query rows, loaded, and its walk over chunks of keys.
+template <class P>
+struct Attention {
+  using T = typename P::Number;
+  const Task& t;
+  const RowItem& item;
+  ForwardBuffers<T> b;
+  rules::BandMask band;
+  rules::Visit visit;
+
+  Attention(const Task& task, const RowItem& rows, std::byte* scratch)
+      : t(task), item(rows), b(buffers(task, scratch)) {
+    band = core::band_mask(t.p, item.s);
+    name_rows(b.rows, t, item.kv, item.rows);
+    visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
+    Operands<P>::load_queries(t, item.s, b);
+  }
+  static ForwardBuffers<T> buffers(const Task& t, std::byte* scratch) {
+    Carver carve(scratch);
+    return ForwardBuffers<T>(carve, t.p, t.tile_rows, t.tile_keys);
+  }
+  Range keys_of(Index chunk) const {
+    return rules::overlap({chunk * t.chunk_keys(), (chunk + 1) * t.chunk_keys()}, {0, item.s.k.used});
+  }
+  bool sees(Range keys) const {
+    return !rules::overlap(visit.head, keys).empty() || !rules::overlap(visit.near, keys).empty();
+  }
+  void attend_chunk(Range keys, State<T>& state) {
+    begin(state, b.rows.count, b.dv);
+    visit_tiles(visit, keys, t.tile_keys, [&](Range tile) { attend_tile<P>(t, item, band, visit, tile, b, state); });
+  }
+};
+
+// A tile of rows against all its keys.
 template <class P>
 void attend(const Task& t, const RowItem& item, std::byte* scratch) {
+  Attention<P> a(t, item, scratch);
+  auto& b = a.b;
+  begin(b.whole, b.rows.count, b.dv);
+  const Range seen = rules::hull(a.visit.head, a.visit.near);
+  bool first = true;
+  for (Index chunk = seen.begin / t.chunk_keys(); chunk * t.chunk_keys() < seen.end; ++chunk) {
+    const Range keys = a.keys_of(chunk);
+    if (!a.sees(keys)) continue;
+    a.attend_chunk(keys, first ? b.whole : b.part);  // joined to nothing it would be the same
+    for (Index r = 0; !first && r < b.rows.count; ++r)
+      join(b.whole.out + r * b.dv, b.whole.largest[r], b.whole.sum[r], b.part.out + r * b.dv, b.part.largest[r],
+           b.part.sum[r], b.dv);
+    first = false;
+  }
+  for (Index r = 0; r < b.rows.count; ++r)
+    finish_row(t, item.s, b.rows.i[r], b.rows.h[r], b.whole.largest[r], b.whole.sum[r], b.whole.out + r * b.dv, b.dv);
+}
+
+// The state of one row after one chunk, in the workspace: out, then its largest score and its sum of weights.
+template <class T>
+T* state_of(const Task& t, const Sequence& s, Index h, Index i, Index chunk) {
+  return reinterpret_cast<T*>(t.states) + (t.row_slot(s, h, i) * t.most_chunks() + chunk) * state_size(t.p);
+}
+
+// A tile of rows against one chunk.
+template <class P>
+void attend_chunk(const Task& t, const ChunkItem& item, std::byte* scratch) {
   using T = typename P::Number;
+  Attention<P> a(t, item.rows, scratch);
+  const auto& b = a.b;
+  const Range keys = a.keys_of(item.chunk);
+  if (a.sees(keys)) a.attend_chunk(keys, a.b.part);
+  else begin(a.b.part, b.rows.count, b.dv);
+  for (Index r = 0; r < b.rows.count; ++r) {
+    T* const to = state_of<T>(t, item.rows.s, b.rows.h[r], b.rows.i[r], item.chunk);
+    std::memcpy(to, b.part.out + r * b.dv, static_cast<size_t>(b.dv) * sizeof(T));
+    to[b.dv] = b.part.largest[r];
+    to[b.dv + 1] = b.part.sum[r];
+  }
+}
+
+// The chunks of a tile of rows, joined in their order.
+template <class T>
+void combine(const Task& t, const RowItem& item, std::byte* scratch) {
   Carver carve(scratch);
   ForwardBuffers<T> b(carve, t.p, t.tile_rows, t.tile_keys);
-  const Sequence& s = item.s;
-  const rules::BandMask band = core::band_mask(t.p, s);
   name_rows(b.rows, t, item.kv, item.rows);
-  Operands<P>::load_queries(t, s, b);
-  clear(b.out, b.rows.count * b.dv);
-  for (Index r = 0; r < b.rows.count; ++r) b.largest[r] = -infinity<T>, b.sum[r] = 0;
-
-  const rules::Visit visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
-  visit_tiles(visit, t.tile_keys, s.k.used, [&](Range keys) { attend_tile<P>(t, item, band, visit, keys, b); });
-
-  for (Index r = 0; r < b.rows.count; ++r)
-    finish_row(t, s, b.rows.i[r], b.rows.h[r], b.largest[r], b.sum[r], b.out + r * b.dv, b.dv);
+  begin(b.whole, b.rows.count, b.dv);
+  const Range chunks = t.chunks(item.s);
+  for (Index r = 0; r < b.rows.count; ++r) {
+    T* const out = b.whole.out + r * b.dv;
+    for (Index chunk = chunks.begin; chunk < chunks.end; ++chunk) {
+      const T* const part = state_of<T>(t, item.s, b.rows.h[r], b.rows.i[r], chunk);
+      join(out, b.whole.largest[r], b.whole.sum[r], part, part[b.dv], part[b.dv + 1], b.dv);
+    }
+    finish_row(t, item.s, b.rows.i[r], b.rows.h[r], b.whole.largest[r], b.whole.sum[r], out, b.dv);
+  }
 }
 
 }  // namespace tessera::cpu::TESSERA_ISA

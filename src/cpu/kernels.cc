@@ -30,6 +30,10 @@ std::string refuse(const Problem& p, const Device& device) {
   if (core::data_dtype(p) != TESSERA_BF16)
     return fmt::format("its products are bf16, q is {}", rules::dtype_rows[core::data_dtype(p)].text);
   if (p.pass == TESSERA_BACKWARD) return "its products are bf16, backward keeps P and dS in float32";
+  if (p.pass == TESSERA_APPEND) return "an append has no products";
+  for (const int name : {TESSERA_K, TESSERA_V})
+    if (core::operand(p, name).dtype == TESSERA_E4M3)
+      return fmt::format("its products are bf16, {} is e4m3 times a scale", core::operand_row(name).text);
   return "";
 }
 
@@ -48,14 +52,24 @@ constexpr TileRow backward_tiles[] = {
     {1 << 30, 32, 32, "large dims: half of each"}};
 
 const TileRow& tile_for(const Problem& p) {
-  const auto& table = p.pass == TESSERA_FORWARD ? forward_tiles : backward_tiles;
+  const auto& table = p.pass == TESSERA_BACKWARD ? backward_tiles : forward_tiles;
   return p.dim + p.dim_v <= table[0].most_dims ? table[0] : table[1];
+}
+
+std::string append_text(const Problem& p) {
+  std::string text = p.cache.v_in_k ? "new keys" : "new keys and values";
+  if (p.cache.rotary_dim) text += fmt::format(", {} numbers rotated", p.cache.rotary_dim);
+  text += p.cache.page_size ? fmt::format(", to pages of {}", p.cache.page_size) : ", to their slots";
+  return text + (p.cache.ring ? " of a ring" : "");
 }
 
 Index scratch_bytes(const Problem& p, Index rows, Index keys) {
   Carver count(nullptr);
   const bool f64 = core::accumulation_dtype(p) == TESSERA_F64 || sums_in_f64(p);
-  if (p.pass == TESSERA_FORWARD) {
+  if (p.pass == TESSERA_APPEND) {
+    if (f64) AppendBuffers<double>(count, p);
+    else AppendBuffers<float>(count, p);
+  } else if (p.pass == TESSERA_FORWARD) {
     if (f64) ForwardBuffers<double>(count, p, rows, keys);
     else ForwardBuffers<float>(count, p, rows, keys);
   } else {
@@ -68,9 +82,10 @@ Index scratch_bytes(const Problem& p, Index rows, Index keys) {
 // Most items that any step can hand out.
 double most_items(const Problem& p, Index tile_rows, Index tile_keys) {
   const auto tiles = [](Index n, Index tile) { return static_cast<double>(rules::ceil_div(n, tile)); };
+  if (p.pass == TESSERA_APPEND) return static_cast<double>(core::new_tokens(p));
   const double planes = static_cast<double>(p.batch * p.heads_kv);
   const double rows = tiles(p.len_q * core::group(p), tile_rows), keys = tiles(p.len_k, tile_keys);
-  if (p.pass == TESSERA_FORWARD) return planes * rows;
+  if (p.pass == TESSERA_FORWARD) return planes * rows * tiles(p.len_k, chunk_of_keys);
   const double of_bias =
       core::has(p, TESSERA_DBIAS) ? static_cast<double>(p.batch * p.heads_q) * tiles(p.len_q, tile_rows) * keys : 0;
   return std::max(planes * std::max(rows, keys), of_bias);
@@ -79,9 +94,11 @@ double most_items(const Problem& p, Index tile_rows, Index tile_keys) {
 // Threads that have an item each; unless the caller said how many, also some 50 us of work each, since waking them
 // costs.
 int useful_threads(const Plan& plan, bool said) {
-  constexpr double worth_a_thread = 2e6;  // FLOP
+  constexpr double flops_a_thread = 2e6, bytes_a_thread = 5e5;
   const double items = most_items(plan.problem, plan.tile_rows, plan.tile_keys);
-  const double work = core::cost(plan.problem, plan.device).flops / worth_a_thread;
+  const core::Cost cost = core::cost(plan.problem, plan.device);
+  const double work =
+      std::max(cost.flops / flops_a_thread, static_cast<double>(cost.bytes_read + cost.bytes_written) / bytes_a_thread);
   const double useful = said ? items : std::min(items, work);
   return static_cast<int>(std::clamp(useful, 1.0, static_cast<double>(plan.threads)));
 }
@@ -92,6 +109,17 @@ int rows_for(const Problem& p, const TileRow& tile, int threads) {
   Index rows = tile.rows;
   while (rows > 32 && planes * rules::ceil_div(all, rows) < 4 * threads) rows /= 2;
   return static_cast<int>(std::clamp<Index>(all, 1, rows));
+}
+
+// Chunks go to several threads where one thread would have a sequence's keys alone, as in decoding, or where there are
+// too few tiles of rows for all; unless their states outweigh what is read, since memory must stay linear.
+bool should_split(const Plan& plan, Index state_bytes, const Hints& hints) {
+  const Problem& p = plan.problem;
+  if (plan.threads == 1 || p.len_k <= chunk_of_keys) return false;
+  if (hints.has_workspace_limit && plan.workspace_bytes + state_bytes > hints.workspace_limit) return false;
+  if (state_bytes > core::cost(p, plan.device).bytes_read) return false;
+  const Index tiles = rules::ceil_div(p.len_q * core::group(p), plan.tile_rows);
+  return tiles == 1 || p.batch * p.heads_kv * tiles < 4 * plan.threads;
 }
 
 void fill(Plan& plan, const Hints& hints) {
@@ -105,16 +133,25 @@ void fill(Plan& plan, const Hints& hints) {
       fmt::format("tile {} rows x {} keys, {}", plan.tile_rows, plan.tile_keys, core::threads_text(plan.threads));
 
   const Index bytes = scratch_bytes(p, plan.tile_rows, plan.tile_keys);
-  core::add_region(plan, "schedule", 2 * (p.batch + 1) * static_cast<Index>(sizeof(Index)));
-  core::add_region(plan, "tiles", plan.threads * bytes);  // at most 2^10 x 2^46
-  plan.steps.push_back({"schedule", "tiles of each sequence; unused rows cleared"});
-  if (forward) {
-    plan.steps.push_back(
-        {"attend", tiles + (core::group(p) > 1 ? fmt::format(", {} query heads share a tile", core::group(p)) : "")});
-    return;
-  }
   const Index rows = p.heads_q * (core::packed_q(p) ? p.rows_q : p.batch * p.len_q);
   const bool f64 = core::accumulation_dtype(p) == TESSERA_F64;
+  core::add_region(plan, "schedule", 4 * (p.batch + 1) * static_cast<Index>(sizeof(Index)));
+  core::add_region(plan, "tiles", plan.threads * bytes);  // at most 2^10 x 2^46
+  if (const Index targets = core::most_targets(p)) core::add_region(plan, "targets", targets * 8);
+  plan.steps.push_back({"schedule", "items of each sequence; unused rows cleared"});
+  if (core::appends(p)) plan.steps.push_back({"append", append_text(p)});
+  if (p.pass == TESSERA_APPEND) return;
+  if (forward) {
+    const Task task = {p, Bindings{}, plan.tile_rows, plan.tile_keys};
+    const Index states = rows * task.most_chunks() * state_size(p) * (f64 ? 8 : 4);
+    const bool split = should_split(plan, states, hints);
+    if (split) core::add_region(plan, "states", states);
+    const std::string share = core::group(p) > 1 ? fmt::format(", {} query heads share a tile", core::group(p)) : "";
+    plan.steps.push_back(
+        {"attend", tiles + share + (split ? fmt::format(", by chunks of {} keys", task.chunk_keys()) : "")});
+    if (split) plan.steps.push_back({"combine", "the chunks of each row, in order"});
+    return;
+  }
   if (!f64) core::add_region(plan, "delta_f32", rows * 4);
   if (f64 || sums_in_f64(p)) core::add_region(plan, "delta_f64", rows * 8);
   plan.steps.push_back({"delta", "dO . out - dLSE of each row"});

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/number.h"
 #include "rules/softmax.h"
@@ -17,14 +18,20 @@ using core::bytes_of;
 using core::read;
 using core::write;
 
+constexpr Index tokens_at_once = 16;  // of an append
+
+// Work of one kind: `before[b]` items belong to sequences before b.
+struct Items {
+  Index* before;
+};
+
 struct Run {
   const core::Plan& plan;
   const Problem& p;
   const Bindings& bound;
   Task task;
   std::byte* workspace;
-  Index* row_tiles;  // schedule: tiles of sequences 0..b-1, B + 1 numbers
-  Index* key_tiles;
+  Items rows, keys, chunks, tokens;
   Index scratch_bytes;
 
   std::byte* region(const char* name) const { return workspace + core::region_offset(plan, name); }
@@ -40,41 +47,64 @@ void parallel(const Run& run, Index items, F&& f) {
 
 void schedule(const Run& run) {
   const Problem& p = run.p;
-  run.row_tiles[0] = run.key_tiles[0] = 0;
+  const Items &rows = run.rows, &keys = run.keys, &chunks = run.chunks, &tokens = run.tokens;
+  for (const Items* items : {&rows, &keys, &chunks, &tokens}) items->before[0] = 0;
   for (Index b = 0; b < p.batch; ++b) {
     const Sequence s = core::sequence(p, run.bound, b);
-    run.row_tiles[b + 1] = run.row_tiles[b] + rules::ceil_div(s.q.used * core::group(p), run.task.tile_rows);
-    run.key_tiles[b + 1] = run.key_tiles[b] + rules::ceil_div(s.k.used, run.task.tile_keys);
+    const Index row_tiles = rules::ceil_div(s.q.used * core::group(p), run.task.tile_rows);
+    rows.before[b + 1] = rows.before[b] + row_tiles * p.heads_kv;
+    keys.before[b + 1] = keys.before[b] + rules::ceil_div(s.k.used, run.task.tile_keys) * p.heads_kv;
+    chunks.before[b + 1] = chunks.before[b] + row_tiles * p.heads_kv * run.task.chunks(s).size();
+    tokens.before[b + 1] = tokens.before[b] + rules::ceil_div(s.fresh.used, tokens_at_once);
   }
 }
 
-// Item -> sequence, KV head and tile. The tiles of one KV head stand together, so that its keys stay in cache; the last
-// tile comes first, since under a causal mask it sees the most keys.
+// Item `item` of a sequence's own `count`.
 struct Place {
-  Index batch, kv, tile;
+  Index batch, item, count;
 };
-Place place_of(const Run& run, const Index* tiles, Index item) {
-  const Index* const found = std::upper_bound(tiles, tiles + run.p.batch + 1, item / run.p.heads_kv) - 1;
-  const Index count = found[1] - found[0], at = item - found[0] * run.p.heads_kv;
-  return {found - tiles, at / count, count - 1 - at % count};
+Place place_of(const Run& run, const Items& items, Index item) {
+  const Index* const found = std::upper_bound(items.before, items.before + run.p.batch + 1, item) - 1;
+  return {found - items.before, item - *found, found[1] - *found};
+}
+Range tile(Index n, Index size, Index end) {
+  return rules::overlap({n * size, (n + 1) * size}, {0, end});
 }
 
+// The tiles of one KV head stand together, so that its keys stay in cache; the last tile comes first, since under a
+// causal mask it sees the most keys.
+RowItem row_item(const Run& run, Index batch, Index item, Index count) {
+  const Sequence s = core::sequence(run.p, run.bound, batch);
+  const Index tiles = count / run.p.heads_kv;
+  return {s, item / tiles, tile(tiles - 1 - item % tiles, run.task.tile_rows, s.q.used * core::group(run.p))};
+}
 void over_rows(const Run& run, void (*step)(const Task&, const RowItem&, std::byte*)) {
-  parallel(run, run.row_tiles[run.p.batch] * run.p.heads_kv, [&](Index item, std::byte* scratch) {
-    const Place at = place_of(run, run.row_tiles, item);
-    const Sequence s = core::sequence(run.p, run.bound, at.batch);
-    const Index n = run.task.tile_rows;
-    step(run.task, {s, at.kv, rules::overlap({at.tile * n, (at.tile + 1) * n}, {0, s.q.used * core::group(run.p)})},
-         scratch);
+  parallel(run, run.rows.before[run.p.batch], [&](Index item, std::byte* scratch) {
+    const Place at = place_of(run, run.rows, item);
+    step(run.task, row_item(run, at.batch, at.item, at.count), scratch);
   });
 }
-
-void over_keys(const Run& run, void (*step)(const Task&, const KeyItem&, std::byte*)) {
-  parallel(run, run.key_tiles[run.p.batch] * run.p.heads_kv, [&](Index item, std::byte* scratch) {
-    const Place at = place_of(run, run.key_tiles, item);
+void over_chunks(const Run& run, void (*step)(const Task&, const ChunkItem&, std::byte*)) {
+  parallel(run, run.chunks.before[run.p.batch], [&](Index item, std::byte* scratch) {
+    const Place at = place_of(run, run.chunks, item);
+    const Range chunks = run.task.chunks(core::sequence(run.p, run.bound, at.batch));
+    const Index n = chunks.size();
+    step(run.task, {row_item(run, at.batch, at.item / n, at.count / n), chunks.begin + at.item % n}, scratch);
+  });
+}
+void over_new_tokens(const Run& run, void (*step)(const Task&, const NewItem&, std::byte*)) {
+  parallel(run, run.tokens.before[run.p.batch], [&](Index item, std::byte* scratch) {
+    const Place at = place_of(run, run.tokens, item);
     const Sequence s = core::sequence(run.p, run.bound, at.batch);
-    const Index n = run.task.tile_keys;
-    step(run.task, {s, at.kv, rules::overlap({at.tile * n, (at.tile + 1) * n}, {0, s.k.used})}, scratch);
+    step(run.task, {s, tile(at.item, tokens_at_once, s.fresh.used)}, scratch);
+  });
+}
+void over_keys(const Run& run, void (*step)(const Task&, const KeyItem&, std::byte*)) {
+  parallel(run, run.keys.before[run.p.batch], [&](Index item, std::byte* scratch) {
+    const Place at = place_of(run, run.keys, item);
+    const Sequence s = core::sequence(run.p, run.bound, at.batch);
+    const Index tiles = at.count / run.p.heads_kv;
+    step(run.task, {s, at.item / tiles, tile(tiles - 1 - at.item % tiles, run.task.tile_keys, s.k.used)}, scratch);
   });
 }
 
@@ -156,6 +186,10 @@ void reduce_head(const Run& run, Index h) {
 
 }  // namespace
 
+bool splits(const core::Plan& plan) {
+  const auto is_states = [](const core::Region& r) { return r.name == "states"; };
+  return std::any_of(plan.regions.begin(), plan.regions.end(), is_states);
+}
 bool bias_in_f64(const Problem& p) {
   constexpr Index few = 4096;  // with more, the largest error of many is no longer luck
   return core::has(p, TESSERA_DBIAS) && core::elements(core::operand(p, TESSERA_DBIAS)) < few;
@@ -166,18 +200,34 @@ bool sums_in_f64(const Problem& p) {
 
 void run(const core::Plan& plan, const Bindings& bound, const Bodies& bodies) {
   const Problem& p = plan.problem;
-  Run run = {
-      plan,    p,       bound, {p, bound, plan.tile_rows, plan.tile_keys}, static_cast<std::byte*>(bound.workspace),
-      nullptr, nullptr, 0};
-  run.row_tiles = reinterpret_cast<Index*>(run.region("schedule"));
-  run.key_tiles = run.row_tiles + p.batch + 1;
+  Run run = {.plan = plan,
+             .p = p,
+             .bound = bound,
+             .task = {p, bound, plan.tile_rows, plan.tile_keys},
+             .workspace = static_cast<std::byte*>(bound.workspace),
+             .rows = {},
+             .keys = {},
+             .chunks = {},
+             .tokens = {},
+             .scratch_bytes = 0};
+  Index* next = reinterpret_cast<Index*>(run.region("schedule"));
+  for (Items* items : {&run.rows, &run.keys, &run.chunks, &run.tokens})
+    items->before = std::exchange(next, next + p.batch + 1);
   for (const core::Region& r : plan.regions)
     if (r.name == "tiles") run.scratch_bytes = r.bytes / plan.threads;
+  core::check_targets(p, bound, reinterpret_cast<int64_t*>(run.region("targets")));
   schedule(run);
-  clear_unused(run);
   const bool f64 = core::accumulation_dtype(p) == TESSERA_F64;
   const Body& body = f64 ? bodies.f64 : bodies.f32;
-  if (p.pass == TESSERA_FORWARD) return over_rows(run, body.attend);
+  if (core::appends(p)) over_new_tokens(run, body.append);
+  if (p.pass == TESSERA_APPEND) return;
+  clear_unused(run);
+  if (p.pass == TESSERA_FORWARD) {
+    if (!splits(plan)) return over_rows(run, body.attend);
+    run.task.states = run.region("states");
+    over_chunks(run, body.attend_chunk);
+    return over_rows(run, body.combine);
+  }
 
   run.task.delta_f32 = reinterpret_cast<float*>(run.region("delta_f32"));
   run.task.delta_f64 = reinterpret_cast<double*>(run.region("delta_f64"));

@@ -9,6 +9,9 @@ namespace tessera::cpu {
 bool bias_in_f64(const Problem& p);
 bool sums_in_f64(const Problem& p);  // that one, dSlopes or dSinks
 
+// Does the plan give the chunks of a row's keys to several threads?
+bool splits(const core::Plan& plan);
+
 struct Bodies {
   const Body& f32;
   const Body& f64;

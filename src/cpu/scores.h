@@ -123,15 +123,16 @@ void settle(T* row, Index n, T scale, T divisor = 1) {
   for (Index c = 0; c < n; c += lanes<T>) store(row + c, load(row + c) * scale / divisor + T{0});
 }
 
-// Which tiles of keys a tile of rows visits: runs f(keys) in order. A tile is named by its place in the sequence, so
-// that a row meets the same tiles whatever rows stand beside it.
+// Which tiles of `keys` a tile of rows visits: runs f(keys) in order. A tile is named by its place in the sequence, so
+// that a row meets the same tiles whatever rows stand beside it; `keys` begins where a tile does.
 template <class F>
-TESSERA_ALWAYS void visit_tiles(const rules::Visit& v, Index tile, Index length, F&& f) {
+TESSERA_ALWAYS void visit_tiles(const rules::Visit& v, Range keys, Index tile, F&& f) {
   Index next = 0;
-  for (const Range range : {v.head, v.near}) {
+  for (const Range seen : {v.head, v.near}) {
+    const Range range = rules::overlap(seen, keys);
     if (range.empty()) continue;
     for (Index n = rules::max(next, range.begin / tile); n * tile < range.end; ++n) {
-      f(Range{n * tile, rules::min((n + 1) * tile, length)});
+      f(Range{n * tile, rules::min((n + 1) * tile, keys.end)});
       next = n + 1;
     }
   }

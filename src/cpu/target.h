@@ -20,6 +20,7 @@
 #include "rules/dtype.h"
 #include "rules/mask.h"
 #include "rules/philox.h"
+#include "rules/rotary.h"
 #include "rules/softmax.h"
 
 #define TESSERA_TEXT_(x) #x
@@ -34,6 +35,7 @@ _Pragma("GCC push_options") TESSERA_PRAGMA_(TESSERA_TARGET)
 #endif
 #endif
 
+#include "cpu/append.h"
 #include "cpu/backward.h"
 #include "cpu/forward.h"
 
@@ -41,15 +43,20 @@ namespace tessera::cpu::TESSERA_ISA {
 
 #ifdef TESSERA_BF16_DOT
 const Body& body() {
-  static constexpr Body table = {attend<Pairs>, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static constexpr Body table = {
+      append<float>, attend<Pairs>, attend_chunk<Pairs>, combine<float>, nullptr, nullptr, nullptr, nullptr, nullptr};
   return table;
 }
 #else
 const Body& body(bool f64) {
-  static constexpr Body f32_table = {attend<Plain<float> >,    row_deltas<float>,          gradients_of_keys<float>,
-                                     gradients_of_rows<float>, gradients_of_slopes<float>, gradients_of_bias<float>};
-  static constexpr Body f64_table = {attend<Plain<double> >,    row_deltas<double>,          gradients_of_keys<double>,
-                                     gradients_of_rows<double>, gradients_of_slopes<double>, gradients_of_bias<double>};
+  static constexpr Body f32_table = {
+      append<float>,           attend<Plain<float> >,    attend_chunk<Plain<float> >, combine<float>,
+      row_deltas<float>,       gradients_of_keys<float>, gradients_of_rows<float>,    gradients_of_slopes<float>,
+      gradients_of_bias<float>};
+  static constexpr Body f64_table = {
+      append<double>,           attend<Plain<double> >,    attend_chunk<Plain<double> >, combine<double>,
+      row_deltas<double>,       gradients_of_keys<double>, gradients_of_rows<double>,    gradients_of_slopes<double>,
+      gradients_of_bias<double>};
   return f64 ? f64_table : f32_table;
 }
 #endif

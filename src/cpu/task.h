@@ -14,10 +14,16 @@ using core::Sequence;
 using rules::Index;
 using rules::Range;
 
+// Keys are attended in chunks of this many, or the next less that is whole tiles; each has a softmax of its own, and
+// they are joined in order. So it changes no bit whether one thread takes them all or each goes to another.
+inline constexpr Index chunk_of_keys = 512;
+
 struct Task {
   const Problem& p;
   const Bindings& bound;
   Index tile_rows, tile_keys;
+  // States of chunks: by row_slot, then chunk, `state_size` numbers each.
+  std::byte* states = nullptr;
   // (plane, Hq, rows of q): dO . out - dLSE, by what accumulates; each row's share of dSlopes.
   float* delta_f32 = nullptr;
   double* delta_f64 = nullptr;
@@ -27,6 +33,14 @@ struct Task {
   T* delta() const {
     if constexpr (sizeof(T) == 4) return delta_f32;
     else return delta_f64;
+  }
+  Index chunk_keys() const { return rules::max(Index{1}, chunk_of_keys / tile_keys) * tile_keys; }
+  Index most_chunks() const { return rules::ceil_div(p.len_k, chunk_keys()); }
+  // Chunks that some row of the sequence sees, and those between.
+  Range chunks(const Sequence& s) const {
+    const core::Seen seen = core::seen_keys(p, s);
+    const Range keys = rules::hull(seen.head, seen.near);
+    return keys.empty() ? Range{0, 0} : Range{keys.begin / chunk_keys(), rules::ceil_div(keys.end, chunk_keys())};
   }
   // Place of (row i, head h) in them.
   Index row_slot(const Sequence& s, Index h, Index i) const {
@@ -46,6 +60,15 @@ struct RowItem {
   Sequence s;
   Index kv;
   Range rows;
+};
+// The same against one chunk of keys; the state goes to the workspace.
+struct ChunkItem {
+  RowItem rows;
+  Index chunk;
+};
+struct NewItem {  // new tokens of a sequence
+  Sequence s;
+  Range tokens;
 };
 struct KeyItem {
   Sequence s;
@@ -79,6 +102,11 @@ inline Index padded(Index n) {
   return rules::round_up(n, 16);
 }
 
+// out, its largest score and its sum of weights, as one line of the workspace.
+inline Index state_size(const Problem& p) {
+  return padded(p.dim_v) + 16;
+}
+
 // The rows of one tile, and what is known of each.
 struct RowTile {
   Index count;
@@ -110,16 +138,45 @@ struct Buffers {
         rows(carve, tile_rows) {}
 };
 
+// Running softmax of a tile of rows.
+template <class T>
+struct State {
+  T* out;            // rows x dv
+  T *largest, *sum;  // rows
+  State(Carver& carve, Index rows, Index dv)
+      : out(carve.take<T>(rows * dv)), largest(carve.take<T>(rows)), sum(carve.take<T>(rows)) {}
+};
+
+// What rotating takes: one row, and the cosines and sines of one position.
+template <class T>
+struct RotaryBuffers {
+  Index pairs;
+  T *row, *cos, *sin;
+  RotaryBuffers(Carver& carve, const Problem& p)
+      : pairs(p.cache.rotary_dim / 2),
+        row(carve.take<T>(pairs ? padded(p.dim) : 0)),
+        cos(carve.take<T>(padded(pairs))),
+        sin(carve.take<T>(padded(pairs))) {}
+};
+
+template <class T>
+struct AppendBuffers {
+  T* row;
+  RotaryBuffers<T> rotary;
+  AppendBuffers(Carver& carve, const Problem& p)
+      : row(carve.take<T>(padded(rules::max(p.dim, p.dim_v)))), rotary(carve, p) {}
+};
+
 template <class T>
 struct ForwardBuffers : Buffers<T> {
-  T* out;             // rows x dv
-  T *largest, *sum;   // rows
+  State<T> whole, part;  // of all chunks so far, of the chunk at hand
+  RotaryBuffers<T> rotary;
   uint16_t* weights;  // rows x keys, in bf16 for products of pairs
   ForwardBuffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
       : Buffers<T>(carve, p, tile_rows, tile_keys),
-        out(carve.take<T>(tile_rows * this->dv)),
-        largest(carve.take<T>(tile_rows)),
-        sum(carve.take<T>(tile_rows)),
+        whole(carve, tile_rows, this->dv),
+        part(carve, tile_rows, this->dv),
+        rotary(carve, p),
         weights(carve.take<uint16_t>(tile_rows * this->n)) {}
 };
 
@@ -148,7 +205,10 @@ struct BackwardBuffers : Buffers<T> {
 
 // One instruction set's functions, for one type of accumulation.
 struct Body {
+  void (*append)(const Task&, const NewItem&, std::byte* scratch);
   void (*attend)(const Task&, const RowItem&, std::byte* scratch);
+  void (*attend_chunk)(const Task&, const ChunkItem&, std::byte* scratch);
+  void (*combine)(const Task&, const RowItem&, std::byte* scratch);
   void (*deltas)(const Task&, const RowItem&, std::byte* scratch);
   void (*gradients_of_keys)(const Task&, const KeyItem&, std::byte* scratch);
   void (*gradients_of_rows)(const Task&, const RowItem&, std::byte* scratch);

@@ -20,8 +20,14 @@ inline Plane plane_of(const Task& t, int name, Index plane, Index first, Index h
 inline Plane plane_q(const Task& t, int name, const Sequence& s, Index head) {
   return plane_of(t, name, s.q.plane, s.q.used ? s.q.first : 0, head);
 }
-inline Plane plane_k(const Task& t, int name, const Sequence& s, Index head) {
+inline Plane plane_k(const Task& t, int name, const Sequence& s, Index head) {  // of a gradient
   return plane_of(t, name, s.k.plane, s.k.used ? s.k.first : 0, head);
+}
+// The scale of a quantised row of k or v.
+template <class T>
+T scale_at(const Task& t, int name, const rules::Run& at, Index kv) {
+  const Operand& o = t.operand(name);
+  return read<T>(t.data<char>(name) + core::offset_of(o, at.plane, at.row, kv, 0) * bytes_of(o.dtype), o.dtype);
 }
 
 // Row `row` as T: `n` numbers and zeros up to padded(n).
@@ -84,14 +90,35 @@ void transpose(const E* from, Index from_row, Index rows, Index columns, E* to, 
   }
 }
 
+// Runs f(key, where its row lies) for the keys of `keys` that somebody may see. Nothing is read of the others, be it a
+// number or a page id.
+template <class F>
+TESSERA_ALWAYS void for_seen_keys(const Task& t, const Sequence& s, Range keys, const core::Seen& seen, F&& f) {
+  for (const Range range : {rules::overlap(seen.head, keys), rules::overlap(seen.near, keys)})
+    for (Index j = range.begin; j < range.end;) {
+      rules::Run run = s.slots.run(j, range.end);
+      for (; run.count > 0; --run.count, ++run.row, ++j)
+        if (!core::excluded_for_all(t.p, t.bound, s, j)) f(j, run);
+    }
+}
+
+// A row of k or v as T, times its scale.
+template <class T>
+void load_key(const Task& t, int name, Index kv, const rules::Run& at, Index n, T* to) {
+  load_row(to, plane_of(t, name, at.plane, at.row, kv), 0, n);
+  const int scale_name = name == TESSERA_K ? TESSERA_K_SCALE : TESSERA_V_SCALE;
+  if (!t.has(scale_name)) return;
+  const T scale = scale_at<T>(t, scale_name, at, kv);
+  for (Index c = 0; c < padded(n); c += lanes<T>) store(to + c, load(to + c) * scale);
+}
+
 // keys x n numbers of k or v, zeros for keys that nobody may see.
 template <class T>
-void load_keys(const Task& t, const Sequence& s, const Plane& from, Range keys, Index n, T* to, Index to_row) {
-  for (Index j = keys.begin; j < keys.end; ++j) {
-    T* row = to + (j - keys.begin) * to_row;
-    if (core::excluded_for_all(t.p, t.bound, s, j)) clear(row, to_row);
-    else load_row(row, from, j, n);
-  }
+void load_keys(const Task& t, int name, const Sequence& s, Index kv, Range keys, const core::Seen& seen, Index n, T* to,
+               Index to_row) {
+  clear(to, keys.size() * to_row);
+  for_seen_keys(t, s, keys, seen,
+                [&](Index j, const rules::Run& at) { load_key(t, name, kv, at, n, to + (j - keys.begin) * to_row); });
 }
 
 // The rows of a flattened range, as (i, h).
@@ -102,6 +129,21 @@ inline void name_rows(RowTile& tile, const Task& t, Index kv, Range rows) {
     tile.i[r - rows.begin] = r / group;
     tile.h[r - rows.begin] = kv * group + r % group;
   }
+}
+
+// Rotates `x` in place as stands at `position`.
+template <class T>
+void rotate_row(const Task& t, RotaryBuffers<T>& b, Index position, T* x) {
+  load_row(b.cos, plane_of(t, TESSERA_COS, 0, 0, 0), position, b.pairs);
+  load_row(b.sin, plane_of(t, TESSERA_SIN, 0, 0, 0), position, b.pairs);
+  for (Index n = 0; n < b.pairs; ++n) {
+    const rules::RotaryPair pair = rules::rotary_pair(n, b.pairs, t.p.cache.rotary_interleaved != 0);
+    rules::rotate(x[pair.one], x[pair.two], b.cos[n], b.sin[n]);
+  }
+}
+// Is row i of q rotated? Where a sequence has no keys its tables may not reach, and nothing depends on it.
+inline bool rotates(const Task& t, const Sequence& s) {
+  return t.p.cache.rotary_dim > 0 && s.k.used > 0;
 }
 
 template <class T>

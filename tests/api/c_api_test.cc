@@ -130,7 +130,7 @@ TEST(Errors, AreCutToTheCallersSize) {
     tessera_error error;
     char guard[16];
   } e;
-  const char* full = "the line is empty; it begins with forward or backward.";
+  const char* full = "the line is empty; it begins with forward, backward, decode or append.";
   for (size_t size = 0; size <= sizeof e; ++size) {
     std::memset(static_cast<void*>(&e), 0x5A, sizeof e);
     e.error.size = size;
@@ -246,7 +246,7 @@ TEST(Texts, NamesAndTypes) {
   EXPECT_EQ(tessera_name_text(TESSERA_NAMES), nullptr);
   EXPECT_STREQ(tessera_dtype_text(TESSERA_ABSENT), "absent");
   EXPECT_STREQ(tessera_dtype_text(TESSERA_BF16), "bf16");
-  EXPECT_EQ(tessera_dtype_text(7), nullptr);
+  EXPECT_EQ(tessera_dtype_text(8), nullptr);
   EXPECT_EQ(tessera_dtype_text(-1), nullptr);
   EXPECT_EQ(tessera_dtype_bytes(TESSERA_F64), 8u);
   EXPECT_EQ(tessera_dtype_bytes(TESSERA_BOOL), 1u);
@@ -307,10 +307,10 @@ TEST(Declare, RefusesWhatIsNoDeclaration) {
   using E = tessera_error*;
   tessera_problem p = *tessera_line_problem(parse("forward d8").get());
   const auto says = [](const char* what, auto call) { expect_says(TESSERA_INVALID, what, call); };
-  says("name is 26; it must be a tessera_name (0 to 25)",
-       [&](E e) { return tessera_declare(&p, 26, TESSERA_F32, 0, e); });
+  says("name is 39; it must be a tessera_name (0 to 38)",
+       [&](E e) { return tessera_declare(&p, TESSERA_NAMES, TESSERA_F32, 0, e); });
   says("name is -1", [&](E e) { return tessera_declare(&p, -1, TESSERA_F32, 0, e); });
-  says("dtype is 0; it must be a tessera_dtype (1 to 6)", [&](E e) { return tessera_declare(&p, TESSERA_Q, 0, 0, e); });
+  says("dtype is 0; it must be a tessera_dtype (1 to 7)", [&](E e) { return tessera_declare(&p, TESSERA_Q, 0, 0, e); });
   says("dtype is 9", [&](E e) { return tessera_declare_all(&p, 9, 0, e); });
   says("layout is 4; it must be a tessera_layout (0 to 3)",
        [&](E e) { return tessera_declare(&p, TESSERA_Q, TESSERA_F32, 4, e); });

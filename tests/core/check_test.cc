@@ -22,7 +22,7 @@ constexpr const char* ragged = "forward f32 h4/2 d8 varlen=q[3,2]k[5,1]";
 constexpr int64_t too_many = int64_t{1} << 31;
 
 const Row rows[] = {
-    {plain, [](Problem& p) { p.pass = 7; }, "pass is 7; it must be forward (0) or backward (1)"},
+    {plain, [](Problem& p) { p.pass = 7; }, "pass is 7; it must be forward (0), backward (1) or append (2)"},
     {plain, [](Problem& p) { p.batch = -1; }, "batch is -1; it must be from 0 to 2147483647"},
     {plain, [](Problem& p) { p.batch = too_many; }, "batch is 2147483648; it must be from 0"},
     {plain, [](Problem& p) { p.heads_q = 0; }, "heads_q is 0; it must be from 1"},
@@ -55,7 +55,7 @@ const Row rows[] = {
     {plain, [](Problem& p) { p.dropout = NAN; }, "dropout is nan; it must be"},
     {plain, [](Problem& p) { p.mask.corner = 4; }, "mask.corner is 4; it must be a tessera_corner (0 to 3)"},
     {plain, [](Problem& p) { p.mask.causal = 1; },
-     "mask.corner is unset, but causal, window, chunk, prefix and slopes depend"},
+     "mask.corner is unset, but causal, window, chunk, prefix, slopes and rotary depend"},
     {plain, [](Problem& p) { p.mask.has_window = 1; }, "mask.corner is unset"},
     {plain, [](Problem& p) { p.mask.has_prefix = 1; }, "mask.corner is unset"},
     {plain, [](Problem& p) { p.mask.chunk = 3; }, "mask.corner is unset"},
@@ -82,7 +82,7 @@ const Row rows[] = {
     {"forward d8 mask=documents", [](Problem& p) { p.operand[TESSERA_DOCUMENTS_K].dtype = TESSERA_F32; },
      "documents_k.dtype is f32; it must be i32"},
     {back, [](Problem& p) { p.operand[TESSERA_DQ].dtype = TESSERA_F32; }, "dq.dtype is f32; it must be q's, bf16"},
-    {plain, [](Problem& p) { p.operand[TESSERA_Q].dtype = 99; }, "q.dtype is 99; it must be a tessera_dtype (0 to 6)"},
+    {plain, [](Problem& p) { p.operand[TESSERA_Q].dtype = 99; }, "q.dtype is 99; it must be a tessera_dtype (0 to 7)"},
     {plain, [](Problem& p) { p.operand[TESSERA_V].dtype = -1; }, "v.dtype is -1; it must be a tessera_dtype"},
     {plain, [](Problem& p) { p.operand[TESSERA_K].extent[1] = 4; }, "k.extent[1] (sequence) is 4; it must be 5"},
     {plain, [](Problem& p) { p.operand[TESSERA_Q].extent[0] = 1; }, "q.extent[0] (batch) is 1; it must be 2"},
@@ -104,7 +104,7 @@ const Row rows[] = {
     {plain, [](Problem& p) { p.operand[TESSERA_OUT].stride[2] = 0; }, "out has stride 0 over 4 elements"},
     {back, [](Problem& p) { p.operand[TESSERA_DK].stride[1] = 1; }, "elements of an output must not share addresses"},
     {plain, [](Problem& p) { p.operand[40].dtype = TESSERA_F32; },
-     "operand[40] is given; this library knows 26 operands"},
+     "operand[40] is given; this library knows 39 operands"},
     {plain, [](Problem& p) { p.operand[TESSERA_V].dtype = TESSERA_ABSENT; }, "v is absent; forward needs it"},
     {plain, [](Problem& p) { p.operand[TESSERA_OUT].dtype = TESSERA_ABSENT; }, "out is absent; forward needs it"},
     {back, [](Problem& p) { p.operand[TESSERA_DOUT].dtype = TESSERA_ABSENT; }, "dout is absent; backward needs it"},

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/tessera/case.h"
+#include "tools/tessera/cache.h"
 #include "tools/tessera/runner.h"
 #include "tools/tessera/status.h"
 
@@ -22,7 +22,9 @@ using How = tools::Choice;  // kernels, threads, tile rows, tile keys
 
 // Plans and runs `problem` on the case's memory, with a workspace full of 0xFF.
 inline void run(const tools::Case& c, const tessera_problem& problem, const How& how) {
+  const tools::Guard guard(c);
   tools::Runner(c, problem, how).run();
+  guard.check();
 }
 
 // Forward first if the case is a backward one, since that reads out and lse.
@@ -44,7 +46,9 @@ inline void expect_right(const tools::Case& c, const std::string& what) {
 // The bytes of all outputs, element by element (not what lies between strides).
 inline std::vector<std::byte> output_bits(const tools::Case& c) {
   std::vector<std::byte> bits;
-  for (const int name : tools::outputs(c.problem())) {
+  std::vector<int> names = tools::outputs(c.problem());
+  for (const int name : tools::updates(c.problem())) names.push_back(name);
+  for (const int name : names) {
     if (!c.has(name)) continue;
     const tessera_operand& o = c.operand(name);
     const size_t size = tessera_dtype_bytes(o.dtype);

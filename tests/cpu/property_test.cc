@@ -15,18 +15,19 @@ constexpr int scale = 1;
 #endif
 
 // In float32 the yardstick rounds as we do, so a result of few numbers can pass the bound "twice the naive error" by
-// the naive one's good luck (a row that two near-equal keys share). A fault fails on any data; luck does not come four
-// times.
+// the naive one's good luck (a row that two near-equal keys share). A fault fails on any data; luck comes to a few
+// lines in a hundred, so among eight other inputs at most once.
 bool unlucky(const std::string& line, const tools::Judgement& judged, const How& how) {
   if (line.find(" f32") == std::string::npos) return false;
   for (const tessera_verdict& v : judged.verdicts)
     if (!v.ok && (!v.nonfinite_equal || v.max > 8 * v.bound)) return false;
-  for (uint64_t seed = 1001; seed <= 1004; ++seed) {
+  int misses = 0;
+  for (uint64_t seed = 1001; seed <= 1008; ++seed) {
     tools::Case again = make_case(line, seed);
     run_all(again, how);
-    if (!tools::judge(again, 0).ok) return false;
+    misses += tools::judge(again, 0).ok ? 0 : 1;
   }
-  return true;
+  return misses <= 1;
 }
 
 void check_lines(const std::string& pass, uint64_t seed, int count) {

@@ -10,7 +10,7 @@ namespace tessera::tools {
 namespace {
 
 const char* file_dtype(int32_t dtype) {
-  constexpr std::array names{"", "F64", "F32", "BF16", "F16", "I32", "BOOL"};
+  constexpr std::array names{"", "F64", "F32", "BF16", "F16", "I32", "BOOL", "F8_E4M3"};
   return names[static_cast<size_t>(dtype)];
 }
 
@@ -32,6 +32,20 @@ std::vector<size_t> file_dims(const tessera_problem& problem, int name, size_t r
     case TESSERA_MAX_SCORE:
     case TESSERA_DLSE:
       return packed_q ? std::vector<size_t>{2, 1} : std::vector<size_t>{0, 2, 1};
+    case TESSERA_K_NEW:
+    case TESSERA_V_NEW:
+      return packed(problem, Side::fresh) ? std::vector<size_t>{1, 2, 3} : std::vector<size_t>{0, 1, 2, 3};
+    case TESSERA_PAGE_TABLE:
+      return {0, 1};
+    case TESSERA_COS:
+    case TESSERA_SIN:
+      return {1, 3};
+    case TESSERA_K_SCALE:
+    case TESSERA_V_SCALE: {  // dimensions that all share are left out: [1], [Hkv], [planes, rows] or all three
+      const tessera_operand& o = problem.operand[name];
+      if (o.extent[0] == 1 && o.extent[1] == 1) return {2};
+      return o.extent[2] == 1 ? std::vector<size_t>{0, 1} : std::vector<size_t>{0, 1, 2};
+    }
     case TESSERA_DOCUMENTS_Q:
       return packed_q ? std::vector<size_t>{1} : std::vector<size_t>{0, 1};
     case TESSERA_DOCUMENTS_K:
@@ -74,7 +88,8 @@ void in_file_order(const Case& c, int name, const std::vector<size_t>& dims, Cop
 }
 
 bool is_lengths(int name) {
-  return name >= TESSERA_CU_SEQLENS_Q && name <= TESSERA_CORNER_OFFSETS;
+  return (name >= TESSERA_CU_SEQLENS_Q && name <= TESSERA_CORNER_OFFSETS) ||
+         (name >= TESSERA_CU_SEQLENS_NEW && name <= TESSERA_PAGE_TABLE);
 }
 
 void bind_tensor(Case& c, int name, const TensorFiles& files) {
@@ -82,19 +97,26 @@ void bind_tensor(Case& c, int name, const TensorFiles& files) {
 }
 
 void bind_lengths(Case& c, const TensorFiles& files) {
-  for (int name = TESSERA_CU_SEQLENS_Q; name <= TESSERA_CORNER_OFFSETS; ++name) {
+  for (int name = 0; name < TESSERA_NAMES; ++name) {
     const std::vector<int32_t>& given = c.given(name);
-    if (!c.has(name)) continue;
-    if (given.empty() || files.has(tessera_name_text(name))) bind_tensor(c, name, files);
-    else
-      for (size_t n = 0; n < given.size(); ++n) c.value(name, static_cast<int64_t>(n)) = given[n];
+    if (!is_lengths(name) || !c.has(name)) continue;
+    if (given.empty() || files.has(tessera_name_text(name))) {
+      bind_tensor(c, name, files);
+      continue;
+    }
+    const int64_t columns = c.operand(name).extent[1];  // a page table's
+    for (int64_t n = 0; n < static_cast<int64_t>(given.size()); ++n)
+      std::memcpy(c.at(name, {n / columns, n % columns, 0, 0}), &given[static_cast<size_t>(n)], sizeof(int32_t));
   }
 }
 
 }  // namespace
 
 void bind_tensor(Case& c, int name, const TensorFile& file) {
-  const std::string text = tessera_name_text(name);
+  bind_tensor(c, name, file, tessera_name_text(name));
+}
+
+void bind_tensor(Case& c, int name, const TensorFile& file, const std::string& text) {
   const FileTensor& tensor = file.at(text);
   const tessera_operand& operand = c.operand(name);
   if (tensor.dtype != file_dtype(operand.dtype))
@@ -156,7 +178,8 @@ void bind_files(Case& c, const TensorFiles& files) {
   bind_lengths(c, files);
   const std::vector<int> results = outputs(c.problem());
   for (int name = 0; name < TESSERA_NAMES; ++name)
-    if (c.has(name) && !is_lengths(name) && std::find(results.begin(), results.end(), name) == results.end())
+    if (c.has(name) && !is_lengths(name) && name != TESSERA_STATUS &&
+        std::find(results.begin(), results.end(), name) == results.end())
       bind_tensor(c, name, files);
 }
 
@@ -183,7 +206,7 @@ std::vector<OwnedTensor> to_tensors(const Case& c, const std::vector<int>& names
   for (const int name : names) {
     const tessera_operand& operand = c.operand(name);
     const std::vector<size_t> dims = file_dims(c.problem(), name, 0);
-    OwnedTensor tensor{tessera_name_text(name), file_dtype(operand.dtype), file_shape(operand, dims), {}};
+    OwnedTensor tensor{result_text(c.problem(), name), file_dtype(operand.dtype), file_shape(operand, dims), {}};
     const size_t size = tessera_dtype_bytes(operand.dtype);
     in_file_order(c, name, dims, [&](const std::byte* element, size_t) {
       tensor.bytes.insert(tensor.bytes.end(), element, element + size);

@@ -12,6 +12,8 @@ namespace tessera::tools {
 
 // Copies the operand from the tensor of its name; says no if dtype or shape differ.
 void bind_tensor(Case& c, int name, const TensorFile& file);
+// The same from a tensor of another name.
+void bind_tensor(Case& c, int name, const TensorFile& file, const std::string& text);
 
 // The tensors of several files. A name is in one of them.
 class TensorFiles {

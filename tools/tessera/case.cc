@@ -12,9 +12,10 @@
 namespace tessera::tools {
 namespace {
 
-constexpr std::array mask_operands{TESSERA_KEEP,        TESSERA_EXCLUDE_KEYS, TESSERA_DOCUMENTS_Q,
-                                   TESSERA_DOCUMENTS_K, TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K,
-                                   TESSERA_SEQUSED_Q,   TESSERA_SEQUSED_K,    TESSERA_CORNER_OFFSETS};
+constexpr std::array mask_operands{
+    TESSERA_KEEP,         TESSERA_EXCLUDE_KEYS, TESSERA_DOCUMENTS_Q,     TESSERA_DOCUMENTS_K,    TESSERA_CU_SEQLENS_Q,
+    TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_Q,    TESSERA_SEQUSED_K,       TESSERA_CORNER_OFFSETS, TESSERA_CU_SEQLENS_NEW,
+    TESSERA_SEQUSED_NEW,  TESSERA_CACHE_LENS,   TESSERA_CACHE_BATCH_IDX, TESSERA_LEFT_PAD,       TESSERA_PAGE_TABLE};
 
 // Bytes from the operand's first element to its last; tessera_check has bounded strides and spans far below 2^63.
 int64_t span_bytes(const tessera_operand& operand) {
@@ -72,7 +73,8 @@ Case::Case(const Line& line, Only only) : problem_(line.problem()) {
     const auto n = static_cast<size_t>(name);
     given_[n] = line.values(name);
     const bool in_mask = std::find(mask_operands.begin(), mask_operands.end(), name) != mask_operands.end();
-    wanted[n] = operand(name).dtype != TESSERA_ABSENT && (only == Only::everything || in_mask);
+    const bool in_k = name == TESSERA_V && problem_.cache.v_in_k;
+    wanted[n] = operand(name).dtype != TESSERA_ABSENT && (only == Only::everything || in_mask) && !in_k;
     if (wanted[n]) total = checked_add(total, span_bytes(operand(name)));
   }
   if (!total || *total > machine_bytes())
@@ -85,6 +87,7 @@ Case::Case(const Line& line, Only only) : problem_(line.problem()) {
       buffers_[n] = poisoned(static_cast<size_t>(span_bytes(operand(name))), problem_);
       bindings_.data[n] = buffers_[n].memory.get();
     }
+    share_k();
   } catch (const std::bad_alloc&) {
     throw failed("the operands take {} bytes, which the machine does not give; make the problem smaller", *total);
   }
@@ -110,7 +113,12 @@ Buffer Case::renew(int name) {
   Buffer& buffer = buffers_[static_cast<size_t>(name)];
   Buffer old = std::exchange(buffer, poisoned(buffer.bytes, problem_));
   bindings_.data[name] = buffer.memory.get();
+  share_k();
   return old;
+}
+
+void Case::share_k() {
+  if (problem_.cache.v_in_k) bindings_.data[TESSERA_V] = bindings_.data[TESSERA_K];
 }
 
 void Case::wipe(int name) {
@@ -128,6 +136,17 @@ std::vector<int> outputs(const tessera_problem& problem) {
   return names;
 }
 
+std::vector<int> updates(const tessera_problem& problem) {
+  if (problem.operand[TESSERA_K_NEW].dtype == TESSERA_ABSENT) return {};
+  return problem.cache.v_in_k ? std::vector<int>{TESSERA_K} : std::vector<int>{TESSERA_K, TESSERA_V};
+}
+
+std::string result_text(const tessera_problem& problem, int name) {
+  const std::vector<int> appended = updates(problem);
+  const bool in_cache = std::find(appended.begin(), appended.end(), name) != appended.end();
+  return std::string(tessera_name_text(name)) + (in_cache ? "_cache" : "");
+}
+
 tessera_problem forward_of(const tessera_problem& problem) {
   tessera_problem forward = problem;
   forward.pass = TESSERA_FORWARD;
@@ -136,12 +155,17 @@ tessera_problem forward_of(const tessera_problem& problem) {
 }
 
 std::vector<Sequence> sequences(const Case& c, Side side) {
-  const bool query = side == Side::query;
-  const int cu = query ? TESSERA_CU_SEQLENS_Q : TESSERA_CU_SEQLENS_K;
-  const int seqused = query ? TESSERA_SEQUSED_Q : TESSERA_SEQUSED_K;
+  struct Names {
+    int cu, seqused;
+    int64_t tessera_problem::*length;
+  };
+  constexpr std::array<Names, 3> names = {{{TESSERA_CU_SEQLENS_Q, TESSERA_SEQUSED_Q, &tessera_problem::len_q},
+                                           {TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_K, &tessera_problem::len_k},
+                                           {TESSERA_CU_SEQLENS_NEW, TESSERA_SEQUSED_NEW, &tessera_problem::len_new}}};
+  const auto [cu, seqused, length] = names[static_cast<size_t>(side)];
   std::vector<Sequence> all;
   for (int64_t b = 0; b < c.problem().batch; ++b) {
-    Sequence s{b, 0, query ? c.problem().len_q : c.problem().len_k, 0};
+    Sequence s{b, 0, c.problem().*length, 0};
     if (c.has(cu)) s = {0, c.value(cu, b), c.value(cu, b + 1) - c.value(cu, b), 0};
     s.used = c.has(seqused) ? std::min<int64_t>(s.length, c.value(seqused, b)) : s.length;
     all.push_back(s);

@@ -52,11 +52,14 @@ class Case {
   std::byte* at(int name, const Index& index) const;
   int32_t& value(int name, int64_t index) const;  // of a dense int32 operand
   int64_t bytes() const;
+  size_t span(int name) const { return buffers_[static_cast<size_t>(name)].bytes; }
   // A fresh buffer of 0xFF bytes in place of the operand's own, which is returned.
   Buffer renew(int name);
   void wipe(int name);  // 0xFF bytes, where it is
 
  private:
+  void share_k();  // v's address, where it lies in k
+
   tessera_problem problem_;
   tessera_bindings bindings_;
   std::array<Buffer, TESSERA_NAMES> buffers_;
@@ -83,14 +86,17 @@ inline Index extents(const tessera_operand& operand) {
   return {operand.extent[0], operand.extent[1], operand.extent[2], operand.extent[3]};
 }
 
-// What a run of the problem writes.
+// What a run of the problem writes and nobody reads before.
 std::vector<int> outputs(const tessera_problem& problem);
+// What a run appends to: k and v, or neither. In files of results they are called k_cache and v_cache.
+std::vector<int> updates(const tessera_problem& problem);
+std::string result_text(const tessera_problem& problem, int name);
 
 // The forward problem whose out and lse a backward problem reads.
 tessera_problem forward_of(const tessera_problem& problem);
 
-// The rows of one sequence in an operand of the query or the key side.
-enum class Side { query, key };
+// The rows of one sequence in an operand of queries, keys or new tokens.
+enum class Side { query, key, fresh };
 struct Sequence {
   int64_t batch;   // index of the operand's first dimension
   int64_t first;   // its first row there
@@ -99,7 +105,10 @@ struct Sequence {
 };
 std::vector<Sequence> sequences(const Case& c, Side side);
 inline bool packed(const tessera_problem& problem, Side side) {
-  return problem.operand[side == Side::query ? TESSERA_CU_SEQLENS_Q : TESSERA_CU_SEQLENS_K].dtype != TESSERA_ABSENT;
+  const int cu = side == Side::query ? TESSERA_CU_SEQLENS_Q
+                 : side == Side::key ? TESSERA_CU_SEQLENS_K
+                                     : TESSERA_CU_SEQLENS_NEW;
+  return problem.operand[cu].dtype != TESSERA_ABSENT;
 }
 
 // Random inputs, the same on every machine. Lengths that the line does not give are made up within its bounds.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "cache.h"
 #include "progress.h"
 #include "verb.h"
 
@@ -38,7 +39,9 @@ Row check(const Source& source, const Options& o) {
     row.kernel = plan.facts().kernel;
     Case c(line);
     prepare(c, o.seed, choice.threads);
+    const Guard guard(c);
     Runner(c, choice).run();
+    guard.check();
     Judgement judgement = judge(c, sample);
     row.code = judgement.ok ? TESSERA_OK : TESSERA_WRONG;
     row.verdicts = std::move(judgement.verdicts);

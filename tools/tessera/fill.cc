@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "case.h"
+#include "cache.h"
 #include "number.h"
 
 namespace tessera::tools {
@@ -72,9 +72,9 @@ void fill_documents(Case& c, int name, const Stream& stream) {
 
 void fill_lengths(Case& c, int cu, int seqused, Side side, uint64_t seed) {
   const tessera_problem& p = c.problem();
-  const int64_t longest = side == Side::query ? p.len_q : p.len_k;
+  const int64_t longest = side == Side::query ? p.len_q : side == Side::key ? p.len_k : p.len_new;
   if (c.has(cu)) {
-    int64_t left = side == Side::query ? p.rows_q : p.rows_k, end = 0;
+    int64_t left = side == Side::query ? p.rows_q : side == Side::key ? p.rows_k : p.rows_new, end = 0;
     const Stream stream(seed, cu);
     for (int64_t b = 0; b <= p.batch; ++b) {
       const int64_t length = b == 0 ? 0 : std::min(left, stream.below(static_cast<uint64_t>(b), longest + 1));
@@ -102,7 +102,15 @@ void fill_random(Case& c, uint64_t seed) {
   const tessera_problem& p = c.problem();
   fill_lengths(c, TESSERA_CU_SEQLENS_Q, TESSERA_SEQUSED_Q, Side::query, seed);
   fill_lengths(c, TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_K, Side::key, seed);
-  for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_BIAS, TESSERA_SINKS, TESSERA_DOUT, TESSERA_DLSE}) {
+  fill_lengths(c, TESSERA_CU_SEQLENS_NEW, TESSERA_SEQUSED_NEW, Side::fresh, seed);
+  fill_cache(c, seed);
+  fill(c, TESSERA_STATUS, [](uint64_t, const Index&) { return 0.0; });
+  for (const int name : {TESSERA_K_SCALE, TESSERA_V_SCALE}) {
+    const Stream stream(seed, name);
+    fill(c, name, [&](uint64_t n, const Index&) { return std::exp2(2 * stream.uniform(n) - 1); });
+  }
+  for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_K_NEW, TESSERA_V_NEW, TESSERA_BIAS, TESSERA_SINKS,
+                         TESSERA_DOUT, TESSERA_DLSE}) {
     const Stream stream(seed, name);
     fill(c, name, [&](uint64_t n, const Index&) { return stream.normal(n); });
   }

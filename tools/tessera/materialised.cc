@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cache.h"
 #include "matrix.h"
 #include "number.h"
 #include "status.h"
@@ -58,6 +59,8 @@ void refuse(const tessera_problem& p) {
   no(given(TESSERA_CU_SEQLENS_Q) || given(TESSERA_CU_SEQLENS_K), "varlen");
   no(given(TESSERA_SEQUSED_Q) || given(TESSERA_SEQUSED_K), "seqused");
   no(given(TESSERA_MAX_SCORE), "max");
+  no(is_cache(p), "caches");
+  no(p.operand[TESSERA_K].dtype == TESSERA_E4M3, "e4m3");
 }
 
 bool masked(const tessera_problem& p) {

@@ -63,6 +63,16 @@ inline uint16_t f16_from(float value) {
   return static_cast<uint16_t>(sign | ((bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13));
 }
 
+// 4 bits of exponent, 3 of fraction, no infinity; past 448 it saturates.
+inline uint8_t e4m3_from(double value) {
+  const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
+  if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7f);
+  const double size = std::fmin(std::fabs(value), 448);
+  const int exponent = size < 0x1p-6 ? -6 : std::ilogb(size);
+  const int steps = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 8 to 16, or fewer
+  return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + steps));  // the leading one adds the exponent's last step
+}
+
 inline void store(std::byte* to, int32_t dtype, double value) {
   switch (dtype) {
     case TESSERA_F64:
@@ -73,6 +83,8 @@ inline void store(std::byte* to, int32_t dtype, double value) {
       return write_as(to, bf16_from(round_to_odd(value)));
     case TESSERA_F16:
       return write_as(to, f16_from(round_to_odd(value)));
+    case TESSERA_E4M3:
+      return write_as(to, e4m3_from(value));
     case TESSERA_I32:
       return write_as(to, static_cast<int32_t>(value));
     default:

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "case.h"
+#include "cache.h"
 
 namespace tessera::tools {
 namespace {
@@ -43,7 +43,9 @@ void poison_side(Case& c, Side side, std::initializer_list<int> names) {
 
 void poison(Case& c) {
   poison_side(c, Side::query, {TESSERA_Q, TESSERA_DOUT, TESSERA_DLSE});
-  poison_side(c, Side::key, {TESSERA_K, TESSERA_V});
+  poison_side(c, Side::fresh, {TESSERA_K_NEW, TESSERA_V_NEW});
+  if (is_cache(c.problem())) poison_cache(c);
+  else poison_side(c, Side::key, {TESSERA_K, TESSERA_V});
   for (const int name : outputs(c.problem())) c.wipe(name);
 }
 

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "bind.h"
+#include "cache.h"
 #include "files.h"
 #include "progress.h"
 #include "verb.h"
@@ -49,8 +50,10 @@ int perform(const Options& o) {
 
   forget_peak();
   progress.label(std::string("running ") + f.kernel);
+  const std::optional<Guard> guard = o.verify ? std::optional<Guard>(c) : std::nullopt;
   const double seconds = runner.run();
   const int64_t peak = peak_memory();
+  if (guard) guard->check();
 
   std::optional<Judgement> judgement;
   if (o.verify) {
@@ -59,7 +62,9 @@ int perform(const Options& o) {
   }
   if (!o.out.empty()) {
     progress.label("writing");
-    write_tensors(o.out, to_tensors(c, outputs(c.problem())), {{"line", line.text()}, {"kernel", f.kernel}});
+    std::vector<int> results = outputs(c.problem());
+    for (const int name : updates(c.problem())) results.push_back(name);
+    write_tensors(o.out, to_tensors(c, results), {{"line", line.text()}, {"kernel", f.kernel}});
   }
 
   if (o.json) {

@@ -25,11 +25,13 @@ int perform(const Options& o) {
   const TensorFile got(o.got);
   std::vector<int> judged;
   std::string names;
-  for (const int name : outputs(c.problem())) {
-    const std::string text = tessera_name_text(name);
+  std::vector<int> results = outputs(c.problem());
+  for (const int name : updates(c.problem())) results.push_back(name);
+  for (const int name : results) {
+    const std::string text = result_text(c.problem(), name);
     names += (names.empty() ? "" : ", ") + text;
     if (!got.has(text)) continue;
-    bind_tensor(c, name, got);
+    bind_tensor(c, name, got, text);
     judged.push_back(name);
   }
   if (judged.empty()) throw invalid("{}: has no output of the line; it needs at least one of: {}", o.got, names);
