@@ -358,6 +358,21 @@ TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
 
+/* ----------------------------------------------------------------------------------------------------- cascade */
+
+/* Shared prefixes: `count` (1 to 16) forward problems over the same query rows, each with keys of its own. Level n's
+ * sequences are the groups that share its keys: for a prefix of all requests, one sequence (cu_seqlens_q = 0, rows);
+ * the last level's are the requests. A row's result is that of all its levels' keys together, merged exactly in the
+ * order of levels. All levels agree in q's rows, dtype, heads, dims, scale and softcap; levels before the last whose
+ * sequences hold several requests take no mask that depends on positions; no dropout, max_score or rotary; sinks in one
+ * level; only the last may append. tessera_plan_free frees it. */
+TESSERA_API int32_t tessera_cascade_make(const tessera_problem* const* levels, int32_t count,
+                                         const tessera_device* device, const tessera_hints* hints, tessera_plan** plan,
+                                         tessera_error* error);
+/* `levels` points to as many bindings: each level's inputs (q in all), and in the last also out, lse and workspace. */
+TESSERA_API int32_t tessera_cascade_run(const tessera_plan* plan, const tessera_bindings* const* levels, void* stream,
+                                        tessera_error* error);
+
 /* ------------------------------------------------------------------------------------------------------- tools */
 
 /* The mask of one (batch, head): Sq x Sk bytes (len_q x len_k of the problem), 1 = kept; rows and keys that the

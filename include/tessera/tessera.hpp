@@ -79,10 +79,24 @@ class Problem {
   explicit Problem(const tessera_problem& c) : c_(c) { c_.size = sizeof c_; }  // a newer library's may say more
 
   Problem& backward() { return c_.pass = TESSERA_BACKWARD, *this; }
+  Problem& append_alone() { return c_.pass = TESSERA_APPEND, *this; }
   Problem& batch(int64_t n) { return c_.batch = n, *this; }
   Problem& heads(int64_t n) { return heads(n, n); }
   Problem& heads(int64_t query, int64_t kv) { return c_.heads_q = query, c_.heads_kv = kv, *this; }
   Problem& lengths(int64_t query, int64_t key) { return c_.len_q = query, c_.len_k = key, *this; }
+  Problem& new_tokens(int64_t n) { return c_.len_new = n, *this; }  // of each sequence; packed: at most
+  Problem& packed_new_rows(int64_t n) { return c_.rows_new = n, *this; }
+  Problem& pages(int64_t page_size, int64_t pages) {
+    return c_.cache.page_size = page_size, c_.cache.pages = pages, *this;
+  }
+  Problem& slots(int64_t n) { return c_.cache.slots = n, *this; }  // of one sequence
+  Problem& ring(int64_t n) { return c_.cache.ring = 1, slots(n); }
+  Problem& cache_rows(int64_t n) { return c_.cache.rows = n, *this; }
+  Problem& v_in_k() { return c_.cache.v_in_k = 1, *this; }
+  Problem& rotary(int64_t dim, bool interleaved, int64_t positions) {
+    c_.cache.rotary_dim = dim, c_.cache.rotary_interleaved = interleaved, c_.cache.rotary_positions = positions;
+    return *this;
+  }
   Problem& packed_rows(int64_t query, int64_t key) { return c_.rows_q = query, c_.rows_k = key, *this; }
   Problem& dims(int64_t n) { return dims(n, n); }
   Problem& dims(int64_t qk, int64_t v) { return c_.dim = qk, c_.dim_v = v, *this; }
@@ -234,6 +248,18 @@ class Bindings {
     return bind(TESSERA_SEQUSED_Q, q).bind(TESSERA_SEQUSED_K, k);
   }
   Bindings& corner_offsets(const int32_t* data) { return bind(TESSERA_CORNER_OFFSETS, data); }
+  // The cache itself: k() and v(), which a run with new tokens writes.
+  Bindings& k_new(const void* data) { return bind(TESSERA_K_NEW, data); }
+  Bindings& v_new(const void* data) { return bind(TESSERA_V_NEW, data); }
+  Bindings& cu_seqlens_new(const int32_t* data) { return bind(TESSERA_CU_SEQLENS_NEW, data); }
+  Bindings& seqused_new(const int32_t* data) { return bind(TESSERA_SEQUSED_NEW, data); }
+  Bindings& cache_lens(const int32_t* data) { return bind(TESSERA_CACHE_LENS, data); }
+  Bindings& cache_batch_idx(const int32_t* data) { return bind(TESSERA_CACHE_BATCH_IDX, data); }
+  Bindings& left_pad(const int32_t* data) { return bind(TESSERA_LEFT_PAD, data); }
+  Bindings& page_table(const int32_t* data) { return bind(TESSERA_PAGE_TABLE, data); }
+  Bindings& rotary(const void* cos, const void* sin) { return bind(TESSERA_COS, cos).bind(TESSERA_SIN, sin); }
+  Bindings& scales(const void* k, const void* v) { return bind(TESSERA_K_SCALE, k).bind(TESSERA_V_SCALE, v); }
+  Bindings& status(int32_t* data) { return bind(TESSERA_STATUS, data); }
   Bindings& out(void* data) { return bind(TESSERA_OUT, data); }
   Bindings& lse(void* data) { return bind(TESSERA_LSE, data); }
   Bindings& max_score(void* data) { return bind(TESSERA_MAX_SCORE, data); }
@@ -267,6 +293,25 @@ class Plan {
   }
   static Status make(const Problem& problem, const Device& device, Plan& plan) {
     return make(problem, device, {}, plan);
+  }
+
+  // Shared prefixes (tessera_cascade_make): levels over the same query rows, merged. The last one's results count.
+  static Status make_cascade(const std::vector<Problem>& levels, const Device& device, const Hints& hints, Plan& plan) {
+    std::vector<const tessera_problem*> problems;
+    for (const Problem& level : levels) problems.push_back(&level.c());
+    tessera_plan* made = nullptr;
+    const tessera_hints h = hints.c();
+    const Status status = detail::status_of([&](tessera_error* e) {
+      return tessera_cascade_make(problems.data(), static_cast<int32_t>(problems.size()), &device.c(), &h, &made, e);
+    });
+    plan.plan_.reset(made);
+    return status;
+  }
+  Status run_cascade(const std::vector<Bindings>& levels, void* stream = nullptr) const {
+    std::vector<const tessera_bindings*> bindings;
+    for (const Bindings& level : levels) bindings.push_back(&level.c());
+    return detail::status_of(
+        [&](tessera_error* e) { return tessera_cascade_run(plan_.get(), bindings.data(), stream, e); });
   }
 
   Status run(const Bindings& bindings, void* stream = nullptr) const {

@@ -1,5 +1,6 @@
 // The C interface: structs in and out at the caller's size, exceptions into codes, nothing else.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cascade.h"
 #include "core/check.h"
 #include "core/element_mask.h"
 #include "core/error.h"
@@ -181,6 +183,42 @@ core::Device read_device(const tessera_device* device) {
   require(d.threads >= 0, "device.threads is {}; it must be at least 0.", d.threads);
   d.name[sizeof d.name - 1] = 0;
   return d;
+}
+
+core::Hints read_hints(const tessera_hints* hints) {
+  return hints ? read(hints, initial<tessera_hints>()) : initial<tessera_hints>();
+}
+
+tessera_plan* owned(core::Plan plan) {
+  auto made = std::make_unique<tessera_plan>();
+  made->plan = std::move(plan);
+  for (const core::Step& step : made->plan.steps) made->steps.push_back(step.name + ": " + step.text);
+  return made.release();
+}
+
+void check_runs_here(const tessera_plan* plan, const void* stream) {
+  require_given(plan, "plan");
+  static const core::Device host = core::find_device("host");
+  const core::Device& device = plan->plan.device;
+  require(device.kind == TESSERA_CPU,
+          "the plan was made for the GPU {}; this build has no GPU engine. Make it for device \"host\".", device.name);
+  require(device.isa <= host.isa,
+          "the plan was made for device {} with {}; this processor has {}. Make it for device \"host\".", device.name,
+          core::isa_text(device.isa), core::isa_text(host.isa));
+  require(!stream, "stream is {}; a plan for a CPU runs in the calling thread. Pass NULL.", fmt::ptr(stream));
+}
+
+// Runs `work`; what a device would have noted goes into the status words besides the error.
+template <class Work>
+void noting_status(std::span<const core::Plan> plans, std::span<const core::Bindings> bound, Work&& work) {
+  try {
+    work();
+  } catch (const core::Error& e) {
+    for (size_t n = 0; e.status != TESSERA_STATUS_SOUND && n < bound.size(); ++n)
+      if (core::has(plans[n].problem, TESSERA_STATUS))
+        *static_cast<int32_t*>(bound[n].data[TESSERA_STATUS]) |= e.status;
+    throw;
+  }
 }
 
 // Texts for a buffer of the caller's: cut to its capacity; returns what the whole needs with its zero.
@@ -373,12 +411,20 @@ int32_t tessera_plan_make(const tessera_problem* problem, const tessera_device* 
   if (plan) *plan = nullptr;
   return guarded(error, [&] {
     require_given(plan, "plan");
-    const core::Problem p = read_problem(problem);
-    const core::Hints h = hints ? read(hints, initial<tessera_hints>()) : initial<tessera_hints>();
-    auto made = std::make_unique<tessera_plan>();
-    made->plan = core::choose(all_kernels(), p, read_device(device), h);
-    for (const core::Step& step : made->plan.steps) made->steps.push_back(step.name + ": " + step.text);
-    *plan = made.release();
+    *plan = owned(core::choose(all_kernels(), read_problem(problem), read_device(device), read_hints(hints)));
+  });
+}
+int32_t tessera_cascade_make(const tessera_problem* const* levels, int32_t count, const tessera_device* device,
+                             const tessera_hints* hints, tessera_plan** plan, tessera_error* error) {
+  if (plan) *plan = nullptr;
+  return guarded(error, [&] {
+    require_given(plan, "plan");
+    require_given(levels, "levels");
+    require(count >= 1 && count <= static_cast<int32_t>(core::most_levels),
+            "count is {}; a cascade has 1 to {} levels.", count, core::most_levels);
+    std::vector<core::Problem> problems;
+    for (int32_t n = 0; n < count; ++n) problems.push_back(read_problem(levels[n]));
+    *plan = owned(core::choose_cascade(all_kernels(), problems, read_device(device), read_hints(hints)));
   });
 }
 void tessera_plan_free(tessera_plan* plan) {
@@ -426,25 +472,27 @@ void tessera_bindings_init(tessera_bindings* bindings) {
 }
 int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream, tessera_error* error) {
   return guarded(error, [&] {
-    require_given(plan, "plan");
-    static const core::Device host = core::find_device("host");
+    check_runs_here(plan, stream);
     const core::Plan& p = plan->plan;
-    require(p.device.kind == TESSERA_CPU,
-            "the plan was made for the GPU {}; this build has no GPU engine. Make it for device \"host\".",
-            p.device.name);
-    require(p.device.isa <= host.isa,
-            "the plan was made for device {} with {}; this processor has {}. Make it for device \"host\".",
-            p.device.name, core::isa_text(p.device.isa), core::isa_text(host.isa));
-    require(!stream, "stream is {}; a plan for a CPU runs in the calling thread. Pass NULL.", fmt::ptr(stream));
+    require(p.levels.empty(), "the plan is a cascade of {} levels; run it with tessera_cascade_run.", p.levels.size());
     const core::Bindings bound = read_bindings(bindings);
-    try {
+    noting_status(std::span(&p, 1), std::span(&bound, 1), [&] {
       core::check_bindings(p, bound);
       p.kernel->run(p, bound, stream);
-    } catch (const core::Error& e) {
-      if (core::has(p.problem, TESSERA_STATUS) && e.status != TESSERA_STATUS_SOUND)
-        *static_cast<int32_t*>(bound.data[TESSERA_STATUS]) |= e.status;
-      throw;
-    }
+    });
+  });
+}
+int32_t tessera_cascade_run(const tessera_plan* plan, const tessera_bindings* const* levels, void* stream,
+                            tessera_error* error) {
+  return guarded(error, [&] {
+    check_runs_here(plan, stream);
+    require_given(levels, "levels");
+    const core::Plan& p = plan->plan;
+    const size_t count = p.levels.size();
+    std::array<core::Bindings, core::most_levels> bound;
+    for (size_t n = 0; n < count; ++n) bound[n] = read_bindings(levels[n]);
+    const std::span all(bound.data(), count);
+    noting_status(p.levels, all, [&] { core::run_cascade(p, all, stream); });
   });
 }
 
@@ -521,7 +569,8 @@ int32_t tessera_merge_run(const tessera_merge* merge, tessera_error* error) {
   return guarded(error, [&] {
     const tessera_merge m = read(merge, initial<tessera_merge>());
     cpu::check_merge(m);
-    cpu::merge(m);
+    std::vector<std::byte> workspace(static_cast<size_t>(cpu::merge_bytes(m)));
+    cpu::merge(m, workspace.data());
   });
 }
 

@@ -123,7 +123,10 @@ std::string to_text(const Plan& plan) {
   const Device& d = plan.device;
   const std::string where = d.kind == TESSERA_GPU ? fmt::format("sm_{}, {} SMs", d.sm_arch, d.sms)
                                                   : fmt::format("{}, {}", isa_text(d.isa), threads_text(plan.threads));
-  std::string text = fmt::format("{}\n  device     {} ({})\n", print(plan.problem), d.name, where);
+  std::string text = plan.levels.empty() ? print(plan.problem) + "\n" : "";
+  for (size_t n = 0; n < plan.levels.size(); ++n)
+    text += fmt::format("level {}: {}\n", n, print(plan.levels[n].problem));
+  text += fmt::format("  device     {} ({})\n", d.name, where);
   for (size_t i = 0; i < plan.steps.size(); ++i)
     text += fmt::format("  {} {:<8} {}  {}\n", i + 1, plan.steps[i].name, plan.kernel->name, plan.steps[i].text);
   text += fmt::format("  workspace  {}", plan.workspace_bytes ? bytes_text(plan.workspace_bytes) : "none");
@@ -160,8 +163,7 @@ void check_pointers(const Problem& p, const Bindings& bound) {
           "k and v are bound to two addresses; cache.v_in_k says that v lies in k. Bind both to k's.");
 }
 
-void check_bindings(const Plan& plan, const Bindings& bound) {
-  check_pointers(plan.problem, bound);
+void check_workspace(const Plan& plan, const Bindings& bound) {
   require(plan.workspace_bytes <= bound.workspace_bytes,
           "workspace_bytes is {}; the plan needs {}. Allocate what tessera_plan_get says.", bound.workspace_bytes,
           plan.workspace_bytes);
@@ -169,6 +171,11 @@ void check_bindings(const Plan& plan, const Bindings& bound) {
   require(plan.workspace_bytes == 0 || (workspace != 0 && workspace % 64 == 0),
           "workspace is at address {:#x}; it must stand at a multiple of 64 bytes. Use aligned_alloc(64, ...).",
           workspace);
+}
+
+void check_bindings(const Plan& plan, const Bindings& bound) {
+  check_pointers(plan.problem, bound);
+  check_workspace(plan, bound);
   if (plan.device.kind == TESSERA_CPU) check_lengths(plan.problem, bound);
 }
 

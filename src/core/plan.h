@@ -1,5 +1,6 @@
 // A plan: which kernel answers the problem, how, what it takes, and why the others do not. Pure host work.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,6 +23,9 @@ struct Kernel {
   std::string (*refuse)(const Problem&, const Device&);  // a sentence, or nothing if it can answer
   void (*fill)(Plan&, const Hints&);                     // tiles, steps, workspace
   void (*run)(const Plan&, const Bindings&, void* stream);
+  // Joining partial results, for cascades.
+  int64_t (*merge_bytes)(const tessera_merge&);
+  void (*merge)(const tessera_merge&, std::byte* workspace);
 };
 
 struct Step {
@@ -52,6 +56,7 @@ struct Plan {
   int64_t workspace_bytes = 0;
   Cost cost;
   std::vector<Reason> reasons;  // kernels not chosen
+  std::vector<Plan> levels;     // of a cascade (core/cascade.h); else none
 };
 
 // Appends a region, aligned to 64 bytes, and returns its offset.
@@ -69,6 +74,7 @@ std::string threads_text(int threads);  // "1 thread", "2 threads"
 
 // Every present operand is bound, and stands at a multiple of its element.
 void check_pointers(const Problem& p, const Bindings& bound);
+void check_workspace(const Plan& plan, const Bindings& bound);
 // What every run must have before a kernel may touch anything: that, workspace, and on a CPU sound lengths.
 void check_bindings(const Plan& plan, const Bindings& bound);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/element_mask.h"
 #include "core/error.h"
 
 namespace tessera::core {
@@ -133,16 +134,23 @@ void check_filled(const Problem& p, const Bindings& bound, int64_t b) {
                 "{}[{}] makes {} keys; len_k promised at most {}. Raise len_k.", name, b, used - pad + added, p.len_k);
 }
 
-// Every page id that the run will follow.
-void check_pages(const Problem& p, const Sequence& s) {
+// Every page id that the run will follow: of new keys, and of those that some query may see.
+void check_pages(const Problem& p, const Bindings& bound, const Sequence& s) {
   const Seen seen = seen_keys(p, s);
-  for (const rules::Range keys : {seen.head, seen.near, rules::Range{s.old_keys(), s.k.used}})
+  const rules::Range fresh_keys = {s.old_keys(), s.k.used};
+  const auto unseen = [&](int64_t j) {
+    const bool known = has(p, TESSERA_EXCLUDE_KEYS) && bound.data[TESSERA_EXCLUDE_KEYS];  // not so in a line's check
+    return !fresh_keys.has(j) && (known ? excluded_for_all(p, bound, s, j) : has(p, TESSERA_EXCLUDE_KEYS));
+  };
+  for (const rules::Range keys : {seen.head, seen.near, fresh_keys})
     for (int64_t j = keys.begin; j < keys.end;) {
       const rules::Run run = s.slots.run(j, keys.end);
-      require_sound(run.plane >= 0 && run.plane < p.cache.pages, TESSERA_STATUS_PAGE,
-                    "page_table names page {} for key {} of sequence {}; k and v have pages 0 to {}.", run.plane, j,
-                    s.batch, p.cache.pages - 1);
-      j += run.count;
+      const int64_t end = j + run.count;
+      if (run.plane >= 0 && run.plane < p.cache.pages) j = end;
+      for (; j < end; ++j)
+        require_sound(unseen(j), TESSERA_STATUS_PAGE,
+                      "page_table names page {} for key {} of sequence {}; k and v have pages 0 to {}.", run.plane, j,
+                      s.batch, p.cache.pages - 1);
     }
 }
 
@@ -166,7 +174,7 @@ void check_lengths(const Problem& p, const Bindings& bound) {
   for (int64_t b = 0; b < p.batch; ++b) {
     check_filled(p, bound, b);
     const Sequence s = sequence(p, bound, b);
-    if (p.cache.page_size) check_pages(p, s);
+    if (p.cache.page_size) check_pages(p, bound, s);
     if (p.cache.rotary_dim) check_positions(p, s);
   }
 }

@@ -183,7 +183,7 @@ void run_with(const Plan& plan, const Bindings& bound, void*) {
 
 template <int isa>
 constexpr Kernel row(const char* name) {
-  return {name, "cpu", true, refuse<isa>, fill, run_with<isa>};
+  return {name, "cpu", true, refuse<isa>, fill, run_with<isa>, merge_bytes, merge};
 }
 constexpr Kernel baseline_kernel = row<TESSERA_ISA_BASELINE>("cpu.baseline");
 #if defined(__x86_64__)

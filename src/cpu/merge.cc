@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "core/check.h"
 #include "core/error.h"
@@ -29,8 +28,8 @@ using rules::Index;
 template <class T>
 struct Row {
   const tessera_merge& m;
-  std::vector<T>& weights;  // one a part
-  std::vector<T>& whole;    // the merged out of this row
+  T* weights;  // one a part
+  T* whole;    // the merged out of this row
   Index b, s, h;
 
   T number(const Operand& o, const void* data, Index d) const {
@@ -40,7 +39,7 @@ struct Row {
     write(static_cast<char*>(data) + offset_of(o, b, s, h, d) * bytes_of(o.dtype), o.dtype, x);
   }
   T part_out(Index n, Index d) const { return number(m.part_out, m.part_out_data[n], d); }
-  T& weight(Index n) const { return weights[static_cast<size_t>(n)]; }
+  T& weight(Index n) const { return weights[n]; }
 
   // The whole lse; the parts' weights beside it. An empty part weighs 0 and its out is not looked at.
   T weigh() const {
@@ -59,14 +58,14 @@ struct Row {
       T sum = 0;
       for (Index n = 0; n < m.parts; ++n)
         if (weight(n) != 0) sum += weight(n) * part_out(n, d);
-      whole[static_cast<size_t>(d)] = sum;
+      whole[d] = sum;
     }
   }
 
   void forward() const {
     const T lse = weigh();
     join();
-    for (Index d = 0; d < m.dim; ++d) put(m.out, m.out_data, d, whole[static_cast<size_t>(d)]);
+    for (Index d = 0; d < m.dim; ++d) put(m.out, m.out_data, d, whole[d]);
     if (m.lse.dtype != TESSERA_ABSENT) put(m.lse, m.lse_data, 0, lse);
   }
   void backward() const {
@@ -79,26 +78,33 @@ struct Row {
       for (Index d = 0; d < m.dim; ++d) {
         const T dout = number(m.dout, m.dout_data, d);
         put(m.part_out, m.dpart_out_data[n], d, w == 0 ? T{0} : w * dout);
-        if (w != 0) through += dout * (part_out(n, d) - whole[static_cast<size_t>(d)]);
+        if (w != 0) through += dout * (part_out(n, d) - whole[d]);
       }
       put(m.part_lse, m.dpart_lse_data[n], 0, w == 0 ? T{0} : w * through);
     }
   }
 };
 
+int threads_of(const tessera_merge& m) {
+  return m.threads ? m.threads : omp_get_max_threads();
+}
+
 template <class T>
-void merge_as(const tessera_merge& m) {
+Index row_bytes(const tessera_merge& m) {
+  return rules::round_up((m.parts + m.dim) * static_cast<Index>(sizeof(T)), 64);
+}
+
+template <class T>
+void merge_as(const tessera_merge& m, std::byte* workspace) {
   const Index rows = m.batch * m.len;
-#pragma omp parallel num_threads(m.threads ? m.threads : omp_get_max_threads())
-  {
-    std::vector<T> weights(static_cast<size_t>(m.parts)), whole(static_cast<size_t>(m.dim));
-#pragma omp for
-    for (Index at = 0; at < rows; ++at)
-      for (Index h = 0; h < m.heads; ++h) {
-        const Row<T> row = {m, weights, whole, at / m.len, at % m.len, h};
-        if (m.pass == TESSERA_FORWARD) row.forward();
-        else row.backward();
-      }
+#pragma omp parallel for num_threads(threads_of(m))
+  for (Index at = 0; at < rows; ++at) {
+    T* const weights = reinterpret_cast<T*>(workspace + omp_get_thread_num() * row_bytes<T>(m));
+    for (Index h = 0; h < m.heads; ++h) {
+      const Row<T> row = {m, weights, weights + m.parts, at / m.len, at % m.len, h};
+      if (m.pass == TESSERA_FORWARD) row.forward();
+      else row.backward();
+    }
   }
 }
 
@@ -154,9 +160,13 @@ void check_merge(const tessera_merge& m) {
     require(m.dpart_out_data[n] && m.dpart_lse_data[n], "merge: the gradients of part {} are NULL; bind them.", n);
 }
 
-void merge(const tessera_merge& m) {
-  if (m.part_lse.dtype == TESSERA_F64) merge_as<double>(m);
-  else merge_as<float>(m);
+int64_t merge_bytes(const tessera_merge& m) {
+  return threads_of(m) * (m.part_lse.dtype == TESSERA_F64 ? row_bytes<double>(m) : row_bytes<float>(m));
+}
+
+void merge(const tessera_merge& m, std::byte* workspace) {
+  if (m.part_lse.dtype == TESSERA_F64) merge_as<double>(m, workspace);
+  else merge_as<float>(m, workspace);
 }
 
 }  // namespace tessera::cpu

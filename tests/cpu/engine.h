@@ -31,6 +31,7 @@ inline void run(const tools::Case& c, const tessera_problem& problem, const How&
 inline void run_all(tools::Case& c, const How& how) {
   if (c.problem().pass == TESSERA_BACKWARD) run(c, tools::forward_of(c.problem()), how);
   for (const int name : tools::outputs(c.problem())) c.wipe(name);
+  tools::wipe_new(c);
   run(c, c.problem(), how);
 }
 

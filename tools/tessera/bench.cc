@@ -5,6 +5,7 @@
 #include <memory>
 #include <sstream>
 
+#include "cache.h"
 #include "manifest.h"
 #include "materialised.h"
 #include "peak.h"
@@ -145,6 +146,7 @@ std::vector<Json> measure(const Source& source, const Options& o, int threads, c
     prepare(*c, 0, threads);
     for (const std::string& engine : split(o.engines)) {
       for (const int output : outputs(c->problem())) c->wipe(output);  // or the former's answer would be judged
+      wipe_new(*c);
       all.push_back(enter(*c, engine, threads, sample_for(c->problem())));
     }
     race(all, o.seconds);

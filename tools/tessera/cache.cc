@@ -199,6 +199,21 @@ void poison_cache(Case& c) {
       page_id(c, static_cast<int64_t>(n) / table.extent[1], static_cast<int64_t>(n) % table.extent[1]) = rubbish[n % 3];
 }
 
+void wipe_new(Case& c) {
+  for (const int name : updates(c.problem())) {
+    const tessera_operand& o = c.operand(name);
+    for (int64_t b = 0; b < c.problem().batch; ++b) {
+      const CacheRow s = cache_row(c, b);
+      for (int64_t j = s.old_keys; j < s.keys(); ++j) {
+        const Place place = place_of(c, s, j);
+        for_each_index({1, 1, o.extent[2], o.extent[3]}, [&](const Index& i) {
+          std::memset(c.at(name, {place.plane, place.row, i[2], i[3]}), 0xFF, tessera_dtype_bytes(o.dtype));
+        });
+      }
+    }
+  }
+}
+
 Guard::Guard(const Case& c) : case_(c) {
   if (!appends(c.problem())) return;
   for (const int name : {TESSERA_K, TESSERA_V})

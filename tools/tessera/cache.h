@@ -34,6 +34,9 @@ void fill_cache(Case& c, uint64_t seed);
 // NaN into slots that nobody may look at, rubbish into page ids that nobody may follow.
 void poison_cache(Case& c);
 
+// NaN into the slots that a run appends to, so that an append that did not happen is seen.
+void wipe_new(Case& c);
+
 // What k and v hold outside of the slots that a run appends to must not change.
 class Guard {
  public:
