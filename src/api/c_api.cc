@@ -419,7 +419,6 @@ int32_t tessera_cascade_make(const tessera_problem* const* levels, int32_t count
   if (plan) *plan = nullptr;
   return guarded(error, [&] {
     require_given(plan, "plan");
-    require_given(levels, "levels");
     require(count >= 1 && count <= static_cast<int32_t>(core::most_levels),
             "count is {}; a cascade has 1 to {} levels.", count, core::most_levels);
     std::vector<core::Problem> problems;

@@ -116,6 +116,8 @@ class Attention {
         dsinks(result(TESSERA_DSINKS)) {}
 
   void run() {
+    append();
+    if (p.pass == TESSERA_APPEND) return;
     for (const Pair& pair : sampled_pairs(p.batch, p.heads_kv, task.sample_pairs)) {
       const Sequence s(p, bound, pair.batch);
       p.pass == TESSERA_FORWARD ? forward(s, pair.head_kv) : backward(s, pair.head_kv);
@@ -153,6 +155,78 @@ class Attention {
     return keep ? static_cast<T>(1 / (1 - p.dropout)) : T{0};
   }
 
+  // Turns the first numbers of x, in pairs, by the angles of a position.
+  void rotate(T* x, int64_t position) const {
+    const View cos = in(TESSERA_COS), sin = in(TESSERA_SIN);
+    const int64_t pairs = p.cache.rotary_dim / 2;
+    for (int64_t n = 0; n < pairs; ++n) {
+      T& one = x[p.cache.rotary_interleaved ? 2 * n : n];
+      T& two = x[p.cache.rotary_interleaved ? 2 * n + 1 : n + pairs];
+      const T c = static_cast<T>(cos.at(0, position, 0, n)), s = static_cast<T>(sin.at(0, position, 0, n));
+      const T turned = one * c - two * s;
+      two = one * s + two * c;
+      one = turned;
+    }
+  }
+
+  // New tokens enter the cache, all of them before anything is attended, and in every head even of a sample.
+  void append() const {
+    for_each_new(p, bound, [&](const Sequence& s, int64_t n) {
+      for (int64_t h = 0; h < p.heads_kv; ++h) {
+        append_row(TESSERA_K_NEW, TESSERA_K, TESSERA_K_SCALE, s, n, h);
+        if (grows(p, TESSERA_V)) append_row(TESSERA_V_NEW, TESSERA_V, TESSERA_V_SCALE, s, n, h);
+      }
+    });
+  }
+  void append_row(int from, int to, int scale_name, const Sequence& s, int64_t n, int64_t h) const {
+    const Target stored = target(p, bound, to);
+    const View scales = in(scale_name);
+    const Slot slot = s.slot(s.new_key(n));
+    Array<T> x(stored.o.extent[3]);
+    for (int64_t d = 0; d < stored.o.extent[3]; ++d)
+      x[d] = static_cast<T>(in(from).at(s.fresh.plane, s.fresh.first + n, h, d));
+    if (to == TESSERA_K && p.cache.rotary_dim) rotate(&x[0], s.new_key(n));
+    if (scales.present())
+      for (T& number : x.data) number /= static_cast<T>(scales.at(slot.plane, slot.row, h, 0));
+    for (int64_t d = 0; d < stored.o.extent[3]; ++d) stored.put(slot.plane, slot.row, h, d, static_cast<double>(x[d]));
+  }
+
+  Matrix<T> query_rows(const Sequence& s, int64_t h) const {
+    Matrix<T> q = used_rows<T>(in(TESSERA_Q), s.q, h);
+    if (p.cache.rotary_dim == 0 || s.k.used == 0) return q;  // without keys a position may be outside of the tables
+    for (int64_t i = 0; i < q.rows; ++i) {
+      rotate(q.row(i), static_cast<int64_t>(s.position(i)));
+      for (int64_t d = 0; d < q.cols; ++d) q.row(i)[d] = round(q.row(i)[d]);
+    }
+    return q;
+  }
+
+  // Keys to read: in a cache only those that some row keeps. Pages of others may not exist.
+  Array<char> wanted_keys(const Sequence& s, int64_t head_kv) const {
+    const auto is_kept = [&](int64_t j) {
+      for (int64_t i = s.q.used - 1; i >= 0; --i)
+        for (int64_t h = head_kv * core::group(p); h < (head_kv + 1) * core::group(p); ++h)
+          if (s.keeps(h, i, j)) return true;
+      return false;
+    };
+    Array<char> wanted(s.k.used);
+#pragma omp parallel for num_threads(task.threads)
+    for (int64_t j = 0; j < s.k.used; ++j) wanted[j] = !core::is_cache(p) || is_kept(j);
+    return wanted;
+  }
+  // Rows of k or v times their scale; zeros where a row is not wanted.
+  Matrix<T> key_rows(int name, int scale_name, const Sequence& s, int64_t head_kv, const Array<char>& wanted) const {
+    const View v = in(name), scales = in(scale_name);
+    Matrix<T> m(s.k.used, v.o.extent[3]);
+    for (int64_t j = 0; j < m.rows; ++j) {
+      if (!wanted[j]) continue;
+      const Slot slot = s.slot(j);
+      const T times = scales.present() ? static_cast<T>(scales.at(slot.plane, slot.row, head_kv, 0)) : T{1};
+      for (int64_t d = 0; d < m.cols; ++d) m.row(j)[d] = times * static_cast<T>(v.at(slot.plane, slot.row, head_kv, d));
+    }
+    return m;
+  }
+
   // Which keys row i keeps, and their t and s.
   void score(const Sequence& s, int64_t h, int64_t i, const T* q, const Matrix<T>& k_columns, Row<T>& row) const {
     row.begin = row.end = 0;
@@ -177,11 +251,12 @@ class Attention {
   }
 
   void forward(const Sequence& s, int64_t head_kv) {
-    const Matrix<T> k = transposed(used_rows<T>(in(TESSERA_K), s.k, head_kv));
-    const Matrix<T> v = used_rows<T>(in(TESSERA_V), s.k, head_kv);
+    const Array<char> wanted = wanted_keys(s, head_kv);
+    const Matrix<T> k = transposed(key_rows(TESSERA_K, TESSERA_K_SCALE, s, head_kv, wanted));
+    const Matrix<T> v = key_rows(TESSERA_V, TESSERA_V_SCALE, s, head_kv, wanted);
     std::vector<Row<T>> rows(rows_at_once(s), Row<T>(s.k.used + 1, p.dim_v));
     for (int64_t h = head_kv * core::group(p); h < (head_kv + 1) * core::group(p); ++h) {
-      const Matrix<T> q = used_rows<T>(in(TESSERA_Q), s.q, h);
+      const Matrix<T> q = query_rows(s, h);
       for (int64_t first = 0; first < q.rows; first += block) {
         const int64_t last = std::min(first + block, q.rows);
 #pragma omp parallel for num_threads(task.threads) schedule(dynamic)

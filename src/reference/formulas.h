@@ -1,4 +1,4 @@
-// The contract's lengths (section 2), mask (3) and dropout (6) as plain formulas.
+// The contract's lengths (section 2), mask (3), dropout (6) and cache (7) as plain formulas.
 #pragma once
 #include <array>
 #include <vector>
@@ -35,6 +35,9 @@ inline Side query_side(const Problem& p) {
 inline Side key_side(const Problem& p) {
   return {TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_K, p.len_k, p.rows_k};
 }
+inline Side new_side(const Problem& p) {
+  return {TESSERA_CU_SEQLENS_NEW, TESSERA_SEQUSED_NEW, p.len_new, p.rows_new};
+}
 
 inline Rows rows_of(const Problem& p, const Bindings& bound, const Side& side, int64_t b) {
   const View cu = view(p, bound, side.cu_seqlens), seqused = view(p, bound, side.seqused);
@@ -43,6 +46,18 @@ inline Rows rows_of(const Problem& p, const Bindings& bound, const Side& side, i
   if (cu.present()) r = {0, end(b), end(b + 1) - end(b), end(b + 1) - end(b)};
   if (seqused.present()) r.used = static_cast<int64_t>(seqused.at(b, 0, 0, 0));
   return r;
+}
+// What a list says of sequence b; a list of one says it of all.
+inline int64_t listed(const Problem& p, const Bindings& bound, int name, int64_t b, int64_t otherwise) {
+  const View list = view(p, bound, name);
+  return list.present() ? static_cast<int64_t>(list.at(b, 0, 0, 0)) : otherwise;
+}
+// A cache's keys are those in the slots in use, less the left padding, and then the new ones.
+inline Rows keys_of(const Problem& p, const Bindings& bound, int64_t b) {
+  if (!core::is_cache(p)) return rows_of(p, bound, key_side(p), b);
+  const int64_t full = listed(p, bound, TESSERA_SEQUSED_K, b, core::slots_of(p));
+  const int64_t before = listed(p, bound, TESSERA_CACHE_LENS, b, full) - listed(p, bound, TESSERA_LEFT_PAD, b, 0);
+  return {b, 0, before + rows_of(p, bound, new_side(p), b).used, p.len_k};
 }
 // Rows of a packed operand past the last sequence: none is used.
 inline Rows tail_of(const Problem& p, const Bindings& bound, const Side& side) {
@@ -56,12 +71,20 @@ inline Wide floor_divide(Wide a, Wide b) {
   return a / b - (a % b < 0 ? 1 : 0);
 }
 
+struct Slot {
+  int64_t plane, row;
+};
+
 struct Sequence {
   Sequence(const Problem& p, const Bindings& bound, int64_t b)
       : problem(p),
         batch(b),
         q(rows_of(p, bound, query_side(p), b)),
-        k(rows_of(p, bound, key_side(p), b)),
+        k(keys_of(p, bound, b)),
+        fresh(rows_of(p, bound, new_side(p), b)),
+        left_pad(listed(p, bound, TESSERA_LEFT_PAD, b, 0)),
+        cache_row(listed(p, bound, TESSERA_CACHE_BATCH_IDX, b, b)),
+        page_table(view(p, bound, TESSERA_PAGE_TABLE)),
         bias(view(p, bound, TESSERA_BIAS)),
         keep(view(p, bound, TESSERA_KEEP)),
         exclude_keys(view(p, bound, TESSERA_EXCLUDE_KEYS)),
@@ -77,6 +100,18 @@ struct Sequence {
   double distance(int64_t i, int64_t j) const {
     const Wide d = position(i) - j;
     return static_cast<double>(d < 0 ? -d : d);
+  }
+
+  // The key, and the position, of new token n.
+  int64_t new_key(int64_t n) const { return k.used - fresh.used + n; }
+
+  // Where key j lies in k and v. Reads its page id.
+  Slot slot(int64_t j) const {
+    if (!core::is_cache(problem)) return {k.plane, k.first + j};
+    const tessera_cache& c = problem.cache;
+    const int64_t t = c.ring ? (left_pad + j) % core::slots_of(problem) : left_pad + j;
+    if (!c.page_size) return {cache_row, t};
+    return {static_cast<int64_t>(page_table.at(cache_row, t / c.page_size, 0, 0)), t % c.page_size};
   }
 
   // Does row i of query head h see key j?
@@ -101,7 +136,9 @@ struct Sequence {
 
   const Problem& problem;
   int64_t batch;
-  Rows q, k;
+  Rows q, k, fresh;  // fresh: of k_new and v_new
+  int64_t left_pad, cache_row;
+  View page_table;
   Wide offset = 0;
   View bias, keep, exclude_keys, documents_q, documents_k;
 };
@@ -138,6 +175,24 @@ inline bool by_key(int name) {
   return name == TESSERA_DK || name == TESSERA_DV;
 }
 
+// k and v where new tokens go into them: what is appended is a result.
+inline bool grows(const Problem& p, int name) {
+  return (name == TESSERA_K || name == TESSERA_V) && core::role(p, name) == core::Role::update;
+}
+// Calls visit(sequence, n) for each new token.
+template <class Visit>
+void for_each_new(const Problem& p, const Bindings& bound, Visit visit) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s(p, bound, b);
+    for (int64_t n = 0; n < s.fresh.used; ++n) visit(s, n);
+  }
+}
+// No two new tokens may go to one slot: which of them would stay?
+inline void check_targets(const Problem& p, const Bindings& bound) {
+  std::vector<int64_t> room(static_cast<size_t>(core::most_targets(p)));
+  core::check_targets(p, bound, room.data());
+}
+
 // What one pair owns of the results that have rows; rows past the last sequence are owned by no pair, only by all.
 struct Place {
   Rows q, k;
@@ -146,8 +201,7 @@ struct Place {
 inline std::vector<Place> places(const Problem& p, const Bindings& bound, int64_t sample_pairs) {
   std::vector<Place> all;
   for (const Pair& pair : sampled_pairs(p.batch, p.heads_kv, sample_pairs))
-    all.push_back(
-        {rows_of(p, bound, query_side(p), pair.batch), rows_of(p, bound, key_side(p), pair.batch), pair.head_kv});
+    all.push_back({rows_of(p, bound, query_side(p), pair.batch), keys_of(p, bound, pair.batch), pair.head_kv});
   if (samples(p, sample_pairs)) return all;
   for (int64_t head = 0; head < p.heads_kv; ++head)
     all.push_back({tail_of(p, bound, query_side(p)), tail_of(p, bound, key_side(p)), head});

@@ -33,7 +33,8 @@ struct Task {
 };
 inline constexpr double nothing_kept = -1;
 
-// Outputs may be declared with any float dtype here: they are rounded once, as they are written.
+// Outputs may be declared with any float dtype here: they are rounded once, as they are written. k and v may not: what
+// is appended is read again. STATUS is left alone.
 void oracle(const core::Problem& p, const core::Bindings& bound, const Task& task);
 void naive(const core::Problem& p, const core::Bindings& bound, const Task& task);
 

@@ -17,20 +17,32 @@ struct Results {
 
 enum class Stored { as_float64, as_declared };
 
-// The same question with outputs of its own, dense.
+bool is_judged(const Problem& p, int name) {
+  return core::has(p, name) && (core::is_output(core::role(p, name)) || grows(p, name));
+}
+
+// The same question with outputs of its own, dense. A cache that grows is copied, and keeps its dtype and layout: what
+// is stored there is read again. It holds the new rows already; they are written anew.
 Results own_results(const Problem& p, const Bindings& got, Stored stored) {
   Results r = {p, got, {}};
   for (int name = 0; name < TESSERA_NAMES; ++name) {
     core::Operand& o = r.problem.operand[name];
-    if (!core::has(p, name) || !core::is_output(core::role(p, name))) continue;
-    o = dense_like(o, stored == Stored::as_float64 ? static_cast<int32_t>(TESSERA_F64) : o.dtype);
-    r.memory.emplace_back(static_cast<size_t>(core::elements(o) * core::dtype_bytes(o.dtype)));
+    if (!is_judged(p, name)) continue;
+    if (grows(p, name)) {
+      const auto* const from = static_cast<const std::byte*>(got.data[name]);
+      r.memory.emplace_back(from, from + core::span(o) * core::dtype_bytes(o.dtype));
+    } else {
+      o = dense_like(o, stored == Stored::as_float64 ? static_cast<int32_t>(TESSERA_F64) : o.dtype);
+      r.memory.emplace_back(static_cast<size_t>(core::elements(o) * core::dtype_bytes(o.dtype)));
+    }
     r.bound.data[name] = r.memory.back().data();
   }
+  if (p.cache.v_in_k) r.bound.data[TESSERA_V] = r.bound.data[TESSERA_K];
   return r;
 }
 
 core::Operand one_per_row(core::Operand o) {
+  if (o.dtype == TESSERA_ABSENT) return o;
   o.extent[3] = 1;
   return dense_like(o, TESSERA_F64);
 }
@@ -74,7 +86,7 @@ class Verification {
   std::vector<tessera_verdict> verdicts() const {
     std::vector<tessera_verdict> all;
     for (int name = 0; name < TESSERA_NAMES; ++name) {
-      if (core::has(p, name) && core::is_output(core::role(p, name))) all.push_back(judge(name));
+      if (is_judged(p, name)) all.push_back(judge(name));
     }
     return all;
   }
@@ -134,6 +146,14 @@ class Verification {
   template <class Visit>
   void for_each_element(int name, Visit visit) const {
     const int64_t* extent = p.operand[name].extent;
+    if (grows(p, name)) {
+      for_each_new(p, got, [&](const Sequence& s, int64_t n) {
+        const Slot slot = s.slot(s.new_key(n));
+        for (int64_t h = 0; h < extent[2]; ++h)
+          for (int64_t d = 0; d < extent[3]; ++d) visit(slot.plane, slot.row, h, d, true);
+      });
+      return;
+    }
     if (by_query(name) || by_key(name)) {
       for (const Place& place : owned)
         for_each_row(p, place, name, [&](int64_t plane, int64_t row, int64_t h, bool used) {
@@ -150,8 +170,10 @@ class Verification {
   double lse_bound(double lse, double row_size) const {
     const double size = std::max(0.0, row_size);
     if (core::data_dtype(p) == TESSERA_F64) return 1e-12 * std::max({1.0, size, std::abs(lse)});
+    // A rotated query may be rounded to its dtype again, as naive does: half an ulp of each product.
+    const double rotation = p.cache.rotary_dim ? ulp(core::data_dtype(p), 1) / 2 : 0;
     // Past 64 (through bias, slopes or sinks) float32 itself is coarser than the contract's figure.
-    return std::max(1e-5 + 1e-6 * size, 2 * ulp(TESSERA_F32, lse));
+    return std::max(1e-5 + (1e-6 + rotation) * size, 2 * ulp(TESSERA_F32, lse));
   }
 
   // Arithmetic that flushes subnormal numbers to 0 is right too.
@@ -214,6 +236,7 @@ std::vector<tessera_verdict> verify(const Problem& p, const Bindings& got, int64
     core::require(!core::has(p, name) || !samples(p, sample_pairs),
                   "sample_pairs is {}, but {} sums over all pairs and a sample cannot judge it. Say 0.", sample_pairs,
                   core::operand_row(name).text);
+  check_targets(p, got);
   return Verification(p, got, sample_pairs).verdicts();
 }
 

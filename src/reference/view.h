@@ -15,7 +15,9 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 struct Format {
   int exponent_bits, fraction_bits;
+  bool has_infinity = true;  // else the largest exponent holds numbers, and only the largest pattern is a NaN
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  int sign() const { return 1 << (exponent_bits + fraction_bits); }
 };
 inline Format format(int32_t dtype) {
   switch (dtype) {
@@ -25,6 +27,8 @@ inline Format format(int32_t dtype) {
       return {8, 23};
     case TESSERA_BF16:
       return {8, 7};
+    case TESSERA_E4M3:
+      return {4, 3, false};
     default:
       return {5, 10};
   }
@@ -39,28 +43,31 @@ inline double ulp(int32_t dtype, double x) {
   return std::ldexp(1, last_place(format(dtype), x));
 }
 
-inline double decode16(const Format& f, uint16_t bits) {
-  const int fraction = bits & ((1 << f.fraction_bits) - 1);
-  const int exponent = (bits & 0x7FFF) >> f.fraction_bits;
-  const double sign = bits & 0x8000 ? -1 : 1;
-  if (exponent == (1 << f.exponent_bits) - 1)
+// Formats of 16 bits and less.
+inline double decode(const Format& f, int bits) {
+  const int magnitude = bits & (f.sign() - 1), fraction = magnitude & ((1 << f.fraction_bits) - 1);
+  const int exponent = magnitude >> f.fraction_bits;
+  const double sign = bits & f.sign() ? -1 : 1;
+  if (!f.has_infinity && magnitude == f.sign() - 1) return std::numeric_limits<double>::quiet_NaN();
+  if (f.has_infinity && exponent == (1 << f.exponent_bits) - 1)
     return fraction ? std::numeric_limits<double>::quiet_NaN() : sign * infinity;
   const int whole = exponent ? fraction + (1 << f.fraction_bits) : fraction;
   return sign * std::ldexp(whole, std::max(exponent, 1) - f.bias() - f.fraction_bits);
 }
 
-// To nearest, ties to even, from float64 in one step: a step through float32 would round some ties twice.
-inline uint16_t encode16(const Format& f, double x) {
-  const int inf = ((1 << f.exponent_bits) - 1) << f.fraction_bits;
-  const int sign = std::signbit(x) ? 0x8000 : 0;
-  if (std::isnan(x)) return static_cast<uint16_t>(sign | inf | 1 << (f.fraction_bits - 1));
-  if (std::isinf(x)) return static_cast<uint16_t>(sign | inf);
+// To nearest, ties to even, from float64 in one step: a step through float32 would round some ties twice. What is too
+// large becomes infinity, or the largest number where there is none.
+inline int encode(const Format& f, double x) {
+  const int inf = ((1 << f.exponent_bits) - 1) << f.fraction_bits, largest = f.has_infinity ? inf : f.sign() - 2;
+  const int sign = std::signbit(x) ? f.sign() : 0;
+  if (std::isnan(x)) return sign | (f.has_infinity ? inf | 1 << (f.fraction_bits - 1) : f.sign() - 1);
+  if (std::isinf(x)) return sign | largest;
   const int place = last_place(f, x);
   const int steps = f.bias() + place + f.fraction_bits - 1;  // the biased exponent less one: 0 for subnormals
-  if (steps > (1 << f.exponent_bits)) return static_cast<uint16_t>(sign | inf);
+  if (steps > (1 << f.exponent_bits)) return sign | largest;
   const int whole = static_cast<int>(std::nearbyint(std::ldexp(std::abs(x), -place)));
   // The leading one of `whole` adds the exponent's last step; rounding up to the next power of two carries by itself.
-  return static_cast<uint16_t>(sign | std::min(inf, (steps << f.fraction_bits) + whole));
+  return sign | std::min(largest, (steps << f.fraction_bits) + whole);
 }
 
 template <class T>
@@ -80,8 +87,10 @@ inline double load(int32_t dtype, const void* from) {
       return load_as<int32_t>(from);
     case TESSERA_BOOL:
       return load_as<uint8_t>(from) != 0;
+    case TESSERA_E4M3:
+      return decode(format(dtype), load_as<uint8_t>(from));
     default:
-      return decode16(format(dtype), load_as<uint16_t>(from));
+      return decode(format(dtype), load_as<uint16_t>(from));
   }
 }
 
@@ -91,8 +100,11 @@ inline void store(int32_t dtype, void* to, double x) {
   } else if (dtype == TESSERA_F32) {
     const auto value = static_cast<float>(x);
     std::memcpy(to, &value, sizeof value);
+  } else if (dtype == TESSERA_E4M3) {
+    const auto bits = static_cast<uint8_t>(encode(format(dtype), x));
+    std::memcpy(to, &bits, sizeof bits);
   } else {
-    const uint16_t bits = encode16(format(dtype), x);
+    const auto bits = static_cast<uint16_t>(encode(format(dtype), x));
     std::memcpy(to, &bits, sizeof bits);
   }
 }
@@ -101,7 +113,7 @@ inline void store(int32_t dtype, void* to, double x) {
 inline double rounded(int32_t dtype, double x) {
   if (dtype == TESSERA_F64) return x;
   if (dtype == TESSERA_F32) return static_cast<float>(x);
-  return decode16(format(dtype), encode16(format(dtype), x));
+  return decode(format(dtype), encode(format(dtype), x));
 }
 
 struct View {
