@@ -27,6 +27,7 @@ struct Case {
       bytes.assign(static_cast<size_t>(core::span(o) * core::dtype_bytes(o.dtype)) + 8, std::byte{0xFF});
       bound.data[name] = bytes.data();
     }
+    if (p.cache.v_in_k) bound.data[TESSERA_V] = bound.data[TESSERA_K];
     for (const auto& [name, values] : line.values)
       std::memcpy(bound.data[name], values.data(), values.size() * sizeof(int32_t));
     core::check_lengths(p, bound);
@@ -83,10 +84,12 @@ struct Case {
             set(name, i, std::floor(1.5 * uniform() + 0.7));
             break;
           case TESSERA_SLOPES:
+          case TESSERA_K_SCALE:
+          case TESSERA_V_SCALE:
             set(name, i, 0.3 + 0.2 * uniform());
             break;
           default:
-            if (p.operand[name].dtype <= TESSERA_F16) set(name, i, uniform());
+            if (p.operand[name].dtype <= TESSERA_F16 || p.operand[name].dtype == TESSERA_E4M3) set(name, i, uniform());
         }
       });
     }

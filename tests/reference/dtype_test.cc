@@ -10,10 +10,10 @@ constexpr uint16_t infinity_bits(int32_t dtype) {
   return dtype == TESSERA_BF16 ? 0x7F80 : 0x7C00;
 }
 double value(int32_t dtype, int bits) {
-  return decode16(format(dtype), static_cast<uint16_t>(bits));
+  return decode(format(dtype), bits);
 }
 int bits(int32_t dtype, double x) {
-  return encode16(format(dtype), x);
+  return encode(format(dtype), x);
 }
 
 class Dtype : public testing::TestWithParam<int32_t> {};
@@ -64,6 +64,53 @@ TEST_P(Dtype, Extremes) {
   EXPECT_EQ(bits(dtype, -0.0), 0x8000);
   EXPECT_EQ(ulp(dtype, 1), dtype == TESSERA_BF16 ? 0x1p-7 : 0x1p-10);
   EXPECT_EQ(ulp(dtype, 0), value(dtype, 1));
+}
+
+TEST(E4m3, EveryPatternByItsDefinition) {
+  for (int b = 0; b < 0x100; ++b) {
+    const double x = value(TESSERA_E4M3, b);
+    if ((b & 0x7F) == 0x7F) {
+      EXPECT_TRUE(std::isnan(x)) << b;
+      EXPECT_EQ(bits(TESSERA_E4M3, x) & 0x7F, 0x7F);
+      EXPECT_TRUE(std::isnan(rules::e4m3_to_float(static_cast<rules::Quarter>(b))));
+      continue;
+    }
+    const int exponent = (b >> 3) & 15, fraction = b & 7;
+    const double size = exponent ? (1 + fraction / 8.0) * std::pow(2, exponent - 7) : fraction / 8.0 * std::pow(2, -6);
+    EXPECT_EQ(x, b & 0x80 ? -size : size) << b;
+    EXPECT_EQ(bits(TESSERA_E4M3, x), b);
+    EXPECT_EQ(x, static_cast<double>(rules::e4m3_to_float(static_cast<rules::Quarter>(b)))) << b;
+  }
+}
+TEST(E4m3, RoundsOnceToNearestEven) {
+  for (int b = 0; b < 0x7E; ++b) {
+    const double middle = (value(TESSERA_E4M3, b) + value(TESSERA_E4M3, b + 1)) / 2;
+    EXPECT_EQ(bits(TESSERA_E4M3, std::nextafter(middle, 0)), b);
+    EXPECT_EQ(bits(TESSERA_E4M3, middle), b + (b & 1));
+    EXPECT_EQ(bits(TESSERA_E4M3, std::nextafter(middle, infinity)), b + 1);
+    EXPECT_EQ(bits(TESSERA_E4M3, -middle), 0x80 | (b + (b & 1)));
+    for (const double x : {middle, std::nextafter(static_cast<float>(middle), 0.0F) + 0.0}) {
+      const rules::Quarter theirs = rules::float_to_e4m3(static_cast<float>(x));
+      EXPECT_EQ(bits(TESSERA_E4M3, x), theirs) << x;
+    }
+  }
+}
+TEST(E4m3, SaturatesAndReturnsThroughMemory) {
+  for (const double x : {448.0, 449.0, 464.0, 480.0, 511.0, 512.0, 1e6, 1e300, infinity}) {
+    EXPECT_EQ(bits(TESSERA_E4M3, x), 0x7E) << x;
+    EXPECT_EQ(bits(TESSERA_E4M3, -x), 0xFE) << x;
+    EXPECT_EQ(rounded(TESSERA_E4M3, x), 448);
+  }
+  EXPECT_EQ(bits(TESSERA_E4M3, 0), 0);
+  EXPECT_EQ(bits(TESSERA_E4M3, -0.0), 0x80);
+  EXPECT_EQ(bits(TESSERA_E4M3, 0x1p-10), 0);  // half of the smallest
+  EXPECT_EQ(ulp(TESSERA_E4M3, 448), 32);
+  EXPECT_EQ(ulp(TESSERA_E4M3, 1), 0.125);
+  EXPECT_EQ(ulp(TESSERA_E4M3, 0), 0x1p-9);
+  std::byte stored[2] = {std::byte{1}, std::byte{1}};
+  store(TESSERA_E4M3, stored, -3.3);
+  EXPECT_EQ(load(TESSERA_E4M3, stored), -3.25);
+  EXPECT_EQ(stored[1], std::byte{1});  // one byte is written
 }
 
 TEST(Ulp, Wide) {
