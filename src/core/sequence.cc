@@ -28,7 +28,7 @@ int64_t length_at(const Problem& p, const Bindings& bound, int name, int64_t bat
 // Slots in use before the append, left padding included.
 int64_t filled(const Problem& p, const Bindings& bound, int64_t batch) {
   if (has(p, TESSERA_CACHE_LENS)) return length_at(p, bound, TESSERA_CACHE_LENS, batch);
-  return has(p, TESSERA_SEQUSED_K) ? list(bound, TESSERA_SEQUSED_K)[batch] : slots_of(p);
+  return has(p, TESSERA_SEQUSED_K) ? list(bound, TESSERA_SEQUSED_K)[batch] : p.len_k;
 }
 int64_t left_pad(const Problem& p, const Bindings& bound, int64_t batch) {
   return has(p, TESSERA_LEFT_PAD) ? list(bound, TESSERA_LEFT_PAD)[batch] : 0;
@@ -122,7 +122,9 @@ void check_filled(const Problem& p, const Bindings& bound, int64_t b) {
   require_sound(row >= 0 && row < rows, TESSERA_STATUS_PAGE, "cache_batch_idx[{}] is {}; the cache has rows 0 to {}.",
                 b, row, rows - 1);
   const int64_t used = filled(p, bound, b), pad = left_pad(p, bound, b);
-  const char* const name = has(p, TESSERA_CACHE_LENS) ? "cache_lens" : "seqused_k";
+  const char* const name = has(p, TESSERA_CACHE_LENS)  ? "cache_lens"
+                           : has(p, TESSERA_SEQUSED_K) ? "seqused_k"
+                                                       : "len_k of sequence ";
   require_sound(pad >= 0 && used >= pad, TESSERA_STATUS_LENGTH,
                 "{0}[{1}] is {2} and left_pad[{1}] is {3}; they must be at least 0, and the length counts the padding.",
                 name, b, used, pad);
@@ -158,7 +160,8 @@ void check_positions(const Problem& p, const Sequence& s) {
   const int64_t rows = operand(p, TESSERA_COS).extent[1];
   const auto within = [&](const char* what, int64_t begin, int64_t count) {
     require_sound(count == 0 || (begin >= 0 && begin + count <= rows), TESSERA_STATUS_POSITION,
-                  "sequence {}: {} stand at positions {} to {}; cos and sin have 0 to {}. Make the tables longer.",
+                  "sequence {}: {} stand at positions {} to {}; cos and sin have 0 to {}. Make the tables longer, or "
+                  "shorten what is not used by seqused_q.",
                   s.batch, what, begin, begin + count - 1, rows - 1);
   };
   within("new tokens", s.old_keys(), s.fresh.used);

@@ -8,7 +8,7 @@ namespace tessera::cpu::TESSERA_ISA {
 template <class T>
 void unscale(const Task& t, int scale_name, const rules::Run& slot, Index kv, T* row, Index n) {
   if (!t.has(scale_name)) return;
-  const T scale = scale_at<T>(t, scale_name, slot, kv);
+  const T scale = scale_at<T>(t, scale_name, slot, 0, kv);
   for (Index c = 0; c < n; ++c) row[c] /= scale;
 }
 

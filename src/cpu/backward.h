@@ -6,7 +6,7 @@
 
 namespace tessera::cpu::TESSERA_ISA {
 
-// dO . out - dLSE of each row: what backward takes off every dO . v.
+// dO . out of each row: what backward takes off every dO . v.
 template <class T>
 void row_deltas(const Task& t, const RowItem& item, std::byte* scratch) {
   Carver carve(scratch);
@@ -33,18 +33,18 @@ void row_deltas(const Task& t, const RowItem& item, std::byte* scratch) {
       for (Index j = 0; j < s.k.used && empty; ++j) empty = !core::keeps(t.p, t.bound, s, band, h, i, j);
       if (empty) delta = 0;
     }
-    if (t.has(TESSERA_DLSE) && lse != -infinity<T>) delta -= read_row<T>(t, TESSERA_DLSE, s, h, i);
     t.delta<T>()[t.row_slot(s, h, i)] = delta;
   }
 }
 
-// Rows as backward needs them: q, dO, lse, delta. A row without keys (lse = -inf) is all zeros.
+// Rows as backward needs them: q, dO, lse, delta, dLSE. A row without keys (lse = -inf) is all zeros.
 template <class T>
 void load_backward_rows(const Task& t, const Sequence& s, BackwardBuffers<T>& b) {
   for (Index r = 0; r < b.rows.count; ++r) {
     const Index i = b.rows.i[r], h = b.rows.h[r];
     b.lse[r] = read_row<T>(t, TESSERA_LSE, s, h, i);
     b.delta[r] = t.delta<T>()[t.row_slot(s, h, i)];
+    b.dlse[r] = t.has(TESSERA_DLSE) ? read_row<T>(t, TESSERA_DLSE, s, h, i) : T{0};
     if (b.lse[r] == -infinity<T>) {
       clear(b.q + r * b.d, b.d);
       clear(b.dout + r * b.dv, b.dv);
@@ -88,7 +88,7 @@ bool gradient_tile(const Task& t, const Sequence& s, const rules::BandMask& band
         dropped = weight * load(b.line + c);
         through = through * load(b.line + c);
       }
-      const Vec<T> gradient = score == -infinity<T> ? Vec<T>{} : weight * (through - b.delta[r]);
+      const Vec<T> gradient = score == -infinity<T> ? Vec<T>{} : weight * ((through - b.delta[r]) + b.dlse[r]);
       store(row + c, dropped);
       store(g + c, gradient);
       store(dz + c, gradient);

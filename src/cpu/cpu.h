@@ -8,7 +8,7 @@ namespace tessera::cpu {
 
 std::span<const core::Kernel* const> kernels();  // best instruction set first
 void check_merge(const tessera_merge& m);        // throws core::Error(TESSERA_INVALID)
-int64_t merge_bytes(const tessera_merge& m);  // of workspace
+int64_t merge_bytes(const tessera_merge& m);     // of workspace
 void merge(const tessera_merge& m, std::byte* workspace);
 
 }  // namespace tessera::cpu

@@ -83,8 +83,13 @@ struct Operands {  // the packed tiles of one kind of product
                         Index n, Half* to, Index to_row) {
     bool finite = true;
     clear(to, keys.size() * to_row);
-    for_seen_keys(t, s, keys, seen, [&](Index j, const rules::Run& at) {
-      finite &= copy_row(to + (j - keys.begin) * to_row, plane_of(t, name, at.plane, at.row, kv), 0, n);
+    const bool excluding = t.has(TESSERA_EXCLUDE_KEYS);
+    for_seen_runs(s, keys, seen, [&](Index first, const rules::Run& run) {
+      if (excluding && all_excluded(t, s, first, run.count)) return;
+      const Plane from = plane_of(t, name, run.plane, run.row, kv);
+      for (Index at = 0; at < run.count; ++at)
+        if (!excluding || !core::excluded_for_all(t.p, t.bound, s, first + at))
+          finite &= copy_row(to + (first + at - keys.begin) * to_row, from, at, n);
     });
     return finite;
   }
@@ -208,6 +213,7 @@ void join(T* out, T& largest_score, T& total, const T* part_out, T part_largest,
   const auto exponential = [](T x) { return std::exp(x); };
   const T whole = part_largest > largest_score || part_largest != part_largest ? part_largest : largest_score;
   const auto scale = [&](T largest) {
+    if (largest == whole && whole != -infinity<T>) return T{1};
     const T weight = rules::weight(largest, whole, exponential);
     return largest != -infinity<T> ? rules::max(weight, smallest_normal<T>) : weight;  // as softmax_row
   };

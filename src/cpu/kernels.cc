@@ -154,7 +154,7 @@ void fill(Plan& plan, const Hints& hints) {
   }
   if (!f64) core::add_region(plan, "delta_f32", rows * 4);
   if (f64 || sums_in_f64(p)) core::add_region(plan, "delta_f64", rows * 8);
-  plan.steps.push_back({"delta", "dO . out - dLSE of each row"});
+  plan.steps.push_back({"delta", "dO . out of each row"});
   if (core::has(p, TESSERA_DK) || core::has(p, TESSERA_DV))
     plan.steps.push_back({"keys", tiles + ", dK and dV by tiles of keys"});
   if (core::has(p, TESSERA_DQ)) plan.steps.push_back({"rows", tiles + ", dQ by tiles of rows"});

@@ -180,7 +180,9 @@ void reduce_head(const Run& run, Index h) {
     put(TESSERA_DSINKS, 0, sum_rows(run, {0, run.p.batch}, [&](const Sequence& s, Index i) {
           const double lse = number(TESSERA_LSE, s.q.plane, s.q.first + i, h), sink = number(TESSERA_SINKS, 0, 0, h);
           if (lse == -std::numeric_limits<double>::infinity()) return 0.0;
-          return -t.delta_f64[t.row_slot(s, h, i)] * rules::weight(sink, lse, [](double x) { return std::exp(x); });
+          const double dlse = t.has(TESSERA_DLSE) ? number(TESSERA_DLSE, s.q.plane, s.q.first + i, h) : 0;
+          return (dlse - t.delta_f64[t.row_slot(s, h, i)]) *
+                 rules::weight(sink, lse, [](double x) { return std::exp(x); });
         }));
 }
 

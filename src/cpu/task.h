@@ -24,7 +24,7 @@ struct Task {
   Index tile_rows, tile_keys;
   // States of chunks: by row_slot, then chunk, `state_size` numbers each.
   std::byte* states = nullptr;
-  // (plane, Hq, rows of q): dO . out - dLSE, by what accumulates; each row's share of dSlopes.
+  // (plane, Hq, rows of q): dO . out, by what accumulates; each row's share of dSlopes.
   float* delta_f32 = nullptr;
   double* delta_f64 = nullptr;
   double* slope_rows = nullptr;
@@ -184,7 +184,8 @@ template <class T>
 struct BackwardBuffers : Buffers<T> {
   T *dout, *vt;                 // rows x dv, dv x keys
   T *g, *dz, *cap;              // rows x keys: G, dZ, dt/dz
-  T *lse, *delta, *shares;      // rows; shares of dSlopes
+  T *lse, *delta, *dlse;        // rows
+  T* shares;                    // rows: shares of dSlopes
   T *grad_q, *grad_k, *grad_v;  // rows x d, keys x d, keys x dv
   T* grad_bias;                 // rows x keys
   BackwardBuffers(Carver& carve, const Problem& p, Index tile_rows, Index tile_keys)
@@ -196,6 +197,7 @@ struct BackwardBuffers : Buffers<T> {
         cap(carve.take<T>(tile_rows * this->n)),
         lse(carve.take<T>(tile_rows)),
         delta(carve.take<T>(tile_rows)),
+        dlse(carve.take<T>(tile_rows)),
         shares(carve.take<T>(tile_rows)),
         grad_q(carve.take<T>(tile_rows * this->d)),
         grad_k(carve.take<T>(this->n * this->d)),

@@ -23,11 +23,11 @@ inline Plane plane_q(const Task& t, int name, const Sequence& s, Index head) {
 inline Plane plane_k(const Task& t, int name, const Sequence& s, Index head) {  // of a gradient
   return plane_of(t, name, s.k.plane, s.k.used ? s.k.first : 0, head);
 }
-// The scale of a quantised row of k or v.
+// The scale of row n of a run of quantised k or v.
 template <class T>
-T scale_at(const Task& t, int name, const rules::Run& at, Index kv) {
+T scale_at(const Task& t, int name, const rules::Run& run, Index n, Index kv) {
   const Operand& o = t.operand(name);
-  return read<T>(t.data<char>(name) + core::offset_of(o, at.plane, at.row, kv, 0) * bytes_of(o.dtype), o.dtype);
+  return read<T>(t.data<char>(name) + core::offset_of(o, run.plane, run.row + n, kv, 0) * bytes_of(o.dtype), o.dtype);
 }
 
 // Row `row` as T: `n` numbers and zeros up to padded(n).
@@ -90,26 +90,26 @@ void transpose(const E* from, Index from_row, Index rows, Index columns, E* to, 
   }
 }
 
-// Runs f(key, where its row lies) for the keys of `keys` that somebody may see. Nothing is read of the others, be it a
-// number or a page id.
-template <class F>
-TESSERA_ALWAYS void for_seen_keys(const Task& t, const Sequence& s, Range keys, const core::Seen& seen, F&& f) {
-  for (const Range range : {rules::overlap(seen.head, keys), rules::overlap(seen.near, keys)})
-    for (Index j = range.begin; j < range.end;) {
-      rules::Run run = s.slots.run(j, range.end);
-      for (; run.count > 0; --run.count, ++run.row, ++j)
-        if (!core::excluded_for_all(t.p, t.bound, s, j)) f(j, run);
-    }
+template <class T>
+void multiply_row(T* row, T factor, Index end) {
+  for (Index c = 0; c < end; c += lanes<T>) store(row + c, load(row + c) * factor);
+}
+inline bool all_excluded(const Task& t, const Sequence& s, Index first, Index count) {
+  Index j = 0;
+  while (j < count && core::excluded_for_all(t.p, t.bound, s, first + j)) ++j;
+  return j == count;
 }
 
-// A row of k or v as T, times its scale.
-template <class T>
-void load_key(const Task& t, int name, Index kv, const rules::Run& at, Index n, T* to) {
-  load_row(to, plane_of(t, name, at.plane, at.row, kv), 0, n);
-  const int scale_name = name == TESSERA_K ? TESSERA_K_SCALE : TESSERA_V_SCALE;
-  if (!t.has(scale_name)) return;
-  const T scale = scale_at<T>(t, scale_name, at, kv);
-  for (Index c = 0; c < padded(n); c += lanes<T>) store(to + c, load(to + c) * scale);
+// Runs f(first key, where they lie) for the runs of `keys` that somebody may see. Nothing is read of the others, be it
+// a number or a page id.
+template <class F>
+TESSERA_ALWAYS void for_seen_runs(const Sequence& s, Range keys, const core::Seen& seen, F&& f) {
+  for (const Range range : {rules::overlap(seen.head, keys), rules::overlap(seen.near, keys)})
+    for (Index j = range.begin; j < range.end;) {
+      const rules::Run run = s.slots.run(j, range.end);
+      f(j, run);
+      j += run.count;
+    }
 }
 
 // keys x n numbers of k or v, zeros for keys that nobody may see.
@@ -117,8 +117,18 @@ template <class T>
 void load_keys(const Task& t, int name, const Sequence& s, Index kv, Range keys, const core::Seen& seen, Index n, T* to,
                Index to_row) {
   clear(to, keys.size() * to_row);
-  for_seen_keys(t, s, keys, seen,
-                [&](Index j, const rules::Run& at) { load_key(t, name, kv, at, n, to + (j - keys.begin) * to_row); });
+  const int scale_name = name == TESSERA_K ? TESSERA_K_SCALE : TESSERA_V_SCALE;
+  const bool scaled = t.has(scale_name), excluding = t.has(TESSERA_EXCLUDE_KEYS);
+  for_seen_runs(s, keys, seen, [&](Index first, const rules::Run& run) {
+    if (excluding && all_excluded(t, s, first, run.count)) return;  // the page id may be rubbish
+    const Plane from = plane_of(t, name, run.plane, run.row, kv);
+    for (Index n_key = 0; n_key < run.count; ++n_key) {
+      if (excluding && core::excluded_for_all(t.p, t.bound, s, first + n_key)) continue;
+      T* const row = to + (first + n_key - keys.begin) * to_row;
+      load_row(row, from, n_key, n);
+      if (scaled) multiply_row(row, scale_at<T>(t, scale_name, run, n_key, kv), padded(n));
+    }
+  });
 }
 
 // The rows of a flattened range, as (i, h).

@@ -55,7 +55,7 @@ inline int64_t listed(const Problem& p, const Bindings& bound, int name, int64_t
 // A cache's keys are those in the slots in use, less the left padding, and then the new ones.
 inline Rows keys_of(const Problem& p, const Bindings& bound, int64_t b) {
   if (!core::is_cache(p)) return rows_of(p, bound, key_side(p), b);
-  const int64_t full = listed(p, bound, TESSERA_SEQUSED_K, b, core::slots_of(p));
+  const int64_t full = listed(p, bound, TESSERA_SEQUSED_K, b, p.len_k);
   const int64_t before = listed(p, bound, TESSERA_CACHE_LENS, b, full) - listed(p, bound, TESSERA_LEFT_PAD, b, 0);
   return {b, 0, before + rows_of(p, bound, new_side(p), b).used, p.len_k};
 }

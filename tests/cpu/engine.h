@@ -44,18 +44,20 @@ inline void expect_right(const tools::Case& c, const std::string& what) {
   expect_right(tools::judge(c, 0), what);
 }
 
-// The bytes of all outputs, element by element (not what lies between strides).
+// The bytes of all outputs, element by element (not what lies between strides); of k and v the new rows.
 inline std::vector<std::byte> output_bits(const tools::Case& c) {
   std::vector<std::byte> bits;
-  std::vector<int> names = tools::outputs(c.problem());
-  for (const int name : tools::updates(c.problem())) names.push_back(name);
-  for (const int name : names) {
+  for (const int name : tools::outputs(c.problem())) {
     if (!c.has(name)) continue;
     const tessera_operand& o = c.operand(name);
     const size_t size = tessera_dtype_bytes(o.dtype);
     tools::for_each_index(tools::extents(o),
                           [&](const tools::Index& i) { bits.insert(bits.end(), c.at(name, i), c.at(name, i) + size); });
   }
+  tools::for_each_new(c, [&](int name, const tools::Index& i) {
+    const size_t size = tessera_dtype_bytes(c.operand(name).dtype);
+    bits.insert(bits.end(), c.at(name, i), c.at(name, i) + size);
+  });
   return bits;
 }
 

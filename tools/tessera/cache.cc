@@ -136,7 +136,7 @@ CacheRow cache_row(const Case& c, int64_t batch) {
   s.pad = c.has(TESSERA_LEFT_PAD) ? c.value(TESSERA_LEFT_PAD, batch) : 0;
   const int64_t filled = c.has(TESSERA_CACHE_LENS)  ? length_at(c, TESSERA_CACHE_LENS, batch)
                          : c.has(TESSERA_SEQUSED_K) ? c.value(TESSERA_SEQUSED_K, batch)
-                                                    : slots_of(c.problem());
+                                                    : c.problem().len_k;
   s.old_keys = filled - s.pad;
   if (appends(c.problem())) s.fresh = sequences(c, Side::fresh)[static_cast<size_t>(batch)].used;
   return s;
@@ -200,18 +200,9 @@ void poison_cache(Case& c) {
 }
 
 void wipe_new(Case& c) {
-  for (const int name : updates(c.problem())) {
-    const tessera_operand& o = c.operand(name);
-    for (int64_t b = 0; b < c.problem().batch; ++b) {
-      const CacheRow s = cache_row(c, b);
-      for (int64_t j = s.old_keys; j < s.keys(); ++j) {
-        const Place place = place_of(c, s, j);
-        for_each_index({1, 1, o.extent[2], o.extent[3]}, [&](const Index& i) {
-          std::memset(c.at(name, {place.plane, place.row, i[2], i[3]}), 0xFF, tessera_dtype_bytes(o.dtype));
-        });
-      }
-    }
-  }
+  for_each_new(c, [&](int name, const Index& i) {
+    std::memset(c.at(name, i), 0xFF, tessera_dtype_bytes(c.operand(name).dtype));
+  });
 }
 
 Guard::Guard(const Case& c) : case_(c) {
@@ -224,25 +215,19 @@ Guard::Guard(const Case& c) : case_(c) {
 }
 
 void Guard::check() const {
-  for (const Copy& copy : before_) {
-    const tessera_operand& o = case_.operand(copy.name);
-    const size_t size = tessera_dtype_bytes(o.dtype);
+  std::vector<Copy> expected = before_;  // with what the run may write taken as it is
+  for_each_new(case_, [&](int name, const Index& i) {
+    const tessera_operand& o = case_.operand(name);
+    const size_t size = tessera_dtype_bytes(o.dtype), at = static_cast<size_t>(offset_of(o, i)) * size;
+    for (Copy& copy : expected)
+      if (copy.name == name) std::memcpy(copy.bytes.data() + at, case_.at(name, i), size);
+  });
+  for (const Copy& copy : expected) {
     const std::byte* const now = case_.at(copy.name, {0, 0, 0, 0});
-    std::vector<std::byte> expected = copy.bytes;  // with what the run may write taken as it is
-    for (int64_t b = 0; b < case_.problem().batch; ++b) {
-      const CacheRow s = cache_row(case_, b);
-      for (int64_t j = s.old_keys; j < s.keys(); ++j) {
-        const Place place = place_of(case_, s, j);
-        for_each_index({1, 1, o.extent[2], o.extent[3]}, [&](const Index& i) {
-          const auto at = static_cast<size_t>(offset_of(o, {place.plane, place.row, i[2], i[3]})) * size;
-          std::memcpy(expected.data() + at, now + at, size);
-        });
-      }
-    }
-    const auto [was, is] = std::mismatch(expected.begin(), expected.end(), now);
-    if (was != expected.end())
+    const auto [was, is] = std::mismatch(copy.bytes.begin(), copy.bytes.end(), now);
+    if (was != copy.bytes.end())
       throw Error(TESSERA_WRONG, fmt::format("{}: byte {} changed from {:#04x} to {:#04x}; no new token lies there",
-                                             tessera_name_text(copy.name), was - expected.begin(),
+                                             tessera_name_text(copy.name), was - copy.bytes.begin(),
                                              std::to_integer<int>(*was), std::to_integer<int>(*is)));
   }
 }

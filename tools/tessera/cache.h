@@ -34,6 +34,23 @@ void fill_cache(Case& c, uint64_t seed);
 // NaN into slots that nobody may look at, rubbish into page ids that nobody may follow.
 void poison_cache(Case& c);
 
+// Calls visit(name, index) for each element of k and v that a run appends.
+template <class Visit>
+void for_each_new(const Case& c, Visit visit) {
+  for (const int name : updates(c.problem())) {
+    const tessera_operand& o = c.operand(name);
+    for (int64_t b = 0; b < c.problem().batch; ++b) {
+      const CacheRow s = cache_row(c, b);
+      for (int64_t j = s.old_keys; j < s.keys(); ++j) {
+        const Place place = place_of(c, s, j);
+        for_each_index({1, 1, o.extent[2], o.extent[3]}, [&](const Index& i) {
+          visit(name, Index{place.plane, place.row, i[2], i[3]});
+        });
+      }
+    }
+  }
+}
+
 // NaN into the slots that a run appends to, so that an append that did not happen is seen.
 void wipe_new(Case& c);
 
