@@ -172,8 +172,8 @@ typedef struct tessera_mask {
 /* How k and v keep a sequence's keys where they are a cache, and how positions are rotated. All zero: plain tensors.
  * Key j of sequence b lies in slot left_pad[b] + j, of cache row cache_batch_idx[b] (default b); if paged in slot
  * t % page_size of page page_table[row][t / page_size]. Before the append a sequence has cache_lens[b] (or
- * seqused_k[b])
- * - left_pad[b] keys, after it as many more as it has new tokens; new token n stands at position (keys before) + n. */
+ * seqused_k[b], or len_k) - left_pad[b] keys, after it as many more as it has new tokens; new token n stands at
+ * position (keys before) + n. */
 typedef struct tessera_cache {
   int64_t page_size; /* slots of a page; 0: not paged */
   int64_t pages;     /* pages in k and in v */

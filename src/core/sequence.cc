@@ -109,10 +109,14 @@ Sequence sequence(const Problem& p, const Bindings& bound, int64_t batch) {
   return s;
 }
 
+Seen seen_keys(const rules::BandMask& band, const rules::Visit& visit, rules::Range rows) {
+  return {band, rows, visit.head, visit.near, rules::hulls_have_gaps(band)};
+}
 Seen seen_keys(const Problem& p, const Sequence& s) {
   if (s.q.used == 0) return {};
-  const rules::Visit v = rules::visit(band_mask(p, s), {0, s.q.used});
-  return {v.head, v.near};
+  const rules::BandMask band = band_mask(p, s);
+  const rules::Range rows = {0, s.q.used};
+  return seen_keys(band, rules::visit(band, rows), rows);
 }
 
 namespace {
@@ -142,7 +146,8 @@ void check_pages(const Problem& p, const Bindings& bound, const Sequence& s) {
   const rules::Range fresh_keys = {s.old_keys(), s.k.used};
   const auto unseen = [&](int64_t j) {
     const bool known = has(p, TESSERA_EXCLUDE_KEYS) && bound.data[TESSERA_EXCLUDE_KEYS];  // not so in a line's check
-    return !fresh_keys.has(j) && (known ? excluded_for_all(p, bound, s, j) : has(p, TESSERA_EXCLUDE_KEYS));
+    return !fresh_keys.has(j) &&
+           (!seen.has(j) || (known ? excluded_for_all(p, bound, s, j) : has(p, TESSERA_EXCLUDE_KEYS)));
   };
   for (const rules::Range keys : {seen.head, seen.near, fresh_keys})
     for (int64_t j = keys.begin; j < keys.end;) {

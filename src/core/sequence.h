@@ -33,12 +33,16 @@ Sequence sequence(const Problem& p, const Bindings& bound, int64_t batch);
 // Two new tokens for one slot are TESSERA_INVALID. Needs room for `most_targets` numbers.
 int64_t most_targets(const Problem& p);
 void check_targets(const Problem& p, const Bindings& bound, int64_t* room);
-// All keys that some used row of the sequence may see, as far as bands go: two ranges in order, which do not overlap.
+// All keys that some of `rows` may see, as far as bands go.
 struct Seen {
-  rules::Range head, near;
-  bool has(int64_t key) const { return head.has(key) || near.has(key); }
+  rules::BandMask band;
+  rules::Range rows;
+  rules::Range head, near;  // hulls, in order; they do not overlap
+  bool gaps = false;        // hulls may hold keys that no row sees
+  bool has(int64_t key) const { return !gaps || rules::some_row_sees(band, rows, key); }  // of a key of the hulls
 };
-Seen seen_keys(const Problem& p, const Sequence& s);
+Seen seen_keys(const rules::BandMask& band, const rules::Visit& visit, rules::Range rows);
+Seen seen_keys(const Problem& p, const Sequence& s);  // by all used rows
 // Rows past the last sequence of a packed operand.
 Rows tail_q(const Problem& p, const Bindings& bound);
 Rows tail_k(const Problem& p, const Bindings& bound);

@@ -56,8 +56,10 @@ void load_backward_rows(const Task& t, const Sequence& s, BackwardBuffers<T>& b)
 }
 template <class T>
 void load_backward_keys(const Task& t, const Sequence& s, Index kv, Range keys, BackwardBuffers<T>& b) {
-  load_keys(t, TESSERA_K, s, kv, keys, {{}, keys}, t.p.dim, b.k, b.d);
-  load_keys(t, TESSERA_V, s, kv, keys, {{}, keys}, t.p.dim_v, b.v, b.dv);
+  core::Seen all;
+  all.near = keys;
+  load_keys(t, TESSERA_K, s, kv, keys, all, t.p.dim, b.k, b.d);
+  load_keys(t, TESSERA_V, s, kv, keys, all, t.p.dim_v, b.v, b.dv);
   transpose(b.k, b.d, keys.size(), t.p.dim, b.kt, b.n);
   transpose(b.v, b.dv, keys.size(), t.p.dim_v, b.vt, b.n);
 }
@@ -224,6 +226,7 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
   const bool one_row = o.extent[2] == 1, one_key = o.extent[3] == 1;
   const Index height = one_row ? 1 : item.rows.size(), width = one_key ? 1 : item.keys.size();
   clear(b.grad_bias, height * b.n);
+  const auto line_of = [&](Index i) { return b.grad_bias + (one_row ? 0 : i - item.rows.begin) * b.n; };
 
   for (Index batch = item.batches.begin; batch < item.batches.end; ++batch) {
     const Sequence s = core::sequence(t.p, t.bound, batch);
@@ -235,6 +238,7 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
         b.rows.count = rules::min(t.tile_rows, rows.end - i);
         for (Index r = 0; r < b.rows.count; ++r) b.rows.i[r] = i + r, b.rows.h[r] = h;
         load_backward_rows(t, s, b);
+        clear(b.shares, b.rows.count);
         rules::Visit visit = rules::visit(band, {i, i + b.rows.count});
         visit.head = rules::overlap(visit.head, all_keys);
         visit.near = rules::overlap(visit.near, all_keys);
@@ -242,17 +246,18 @@ void gradients_of_bias(const Task& t, const BiasItem& item, std::byte* scratch) 
           load_backward_keys(t, s, h / core::group(t.p), keys, b);
           if (!gradient_tile(t, s, band, {visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b)) return;
           for (Index r = 0; r < b.rows.count; ++r) {
-            T* to = b.grad_bias + (one_row ? 0 : i + r - item.rows.begin) * b.n;
             const T* g = b.g + r * b.n;
             if (one_key) {
               Vec<T> sums{};
               for (Index c = 0; c < padded(keys.size()); c += lanes<T>) sums += load(g + c);
-              to[0] += sum<T>(sums);
+              b.shares[r] += sum<T>(sums);
             } else {
-              for (Index c = 0; c < keys.size(); ++c) to[c] += g[c];
+              for (Index c = 0; c < keys.size(); ++c) line_of(i + r)[c] += g[c];
             }
           }
         });
+        // A row's keys first, then the rows in their order: how many rows a tile has must not show.
+        for (Index r = 0; one_key && r < b.rows.count; ++r) line_of(i + r)[0] += b.shares[r];
       }
   }
   const auto place = [&](Index i) {

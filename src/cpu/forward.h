@@ -83,12 +83,12 @@ struct Operands {  // the packed tiles of one kind of product
                         Index n, Half* to, Index to_row) {
     bool finite = true;
     clear(to, keys.size() * to_row);
-    const bool excluding = t.has(TESSERA_EXCLUDE_KEYS);
+    const bool picky = is_picky(t, seen);
     for_seen_runs(s, keys, seen, [&](Index first, const rules::Run& run) {
-      if (excluding && all_excluded(t, s, first, run.count)) return;
+      if (picky && !any_seen(t, s, seen, {first, first + run.count})) return;
       const Plane from = plane_of(t, name, run.plane, run.row, kv);
       for (Index at = 0; at < run.count; ++at)
-        if (!excluding || !core::excluded_for_all(t.p, t.bound, s, first + at))
+        if (!picky || is_seen(t, s, seen, first + at))
           finite &= copy_row(to + (first + at - keys.begin) * to_row, from, at, n);
     });
     return finite;
@@ -134,12 +134,12 @@ struct Operands {  // the packed tiles of one kind of product
 };
 
 template <class P>
-void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band, const rules::Visit& visit, Range keys,
-                 ForwardBuffers<typename P::Number>& b, State<typename P::Number>& state) {
+void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band, const rules::Visit& visit,
+                 const core::Seen& seen, Range keys, ForwardBuffers<typename P::Number>& b,
+                 State<typename P::Number>& state) {
   using T = typename P::Number;
   using Op = Operands<P>;
   const Sequence& s = item.s;
-  const core::Seen seen = {visit.head, visit.near};
   TileMask mask = {visit.full.covers(keys), core::has_element_mask(t.p)};
   const auto fill = [&] { return fill_kept(t, s, band, b.rows, keys, b.kept, b.n); };
   if (mask.elements && fill() == 0) return;
@@ -232,12 +232,15 @@ struct Attention {
   ForwardBuffers<T> b;
   rules::BandMask band;
   rules::Visit visit;
+  core::Seen seen;
 
   Attention(const Task& task, const RowItem& rows, std::byte* scratch)
       : t(task), item(rows), b(buffers(task, scratch)) {
     band = core::band_mask(t.p, item.s);
     name_rows(b.rows, t, item.kv, item.rows);
-    visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
+    const Range rows_seeing = {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1};
+    visit = rules::visit(band, rows_seeing);
+    seen = core::seen_keys(band, visit, rows_seeing);
     Operands<P>::load_queries(t, item.s, b);
   }
   static ForwardBuffers<T> buffers(const Task& t, std::byte* scratch) {
@@ -252,7 +255,8 @@ struct Attention {
   }
   void attend_chunk(Range keys, State<T>& state) {
     begin(state, b.rows.count, b.dv);
-    visit_tiles(visit, keys, t.tile_keys, [&](Range tile) { attend_tile<P>(t, item, band, visit, tile, b, state); });
+    visit_tiles(visit, keys, t.tile_keys,
+                [&](Range tile) { attend_tile<P>(t, item, band, visit, seen, tile, b, state); });
   }
 };
 

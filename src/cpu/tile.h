@@ -94,10 +94,16 @@ template <class T>
 void multiply_row(T* row, T factor, Index end) {
   for (Index c = 0; c < end; c += lanes<T>) store(row + c, load(row + c) * factor);
 }
-inline bool all_excluded(const Task& t, const Sequence& s, Index first, Index count) {
-  Index j = 0;
-  while (j < count && core::excluded_for_all(t.p, t.bound, s, first + j)) ++j;
-  return j == count;
+// Of keys in the hulls of what is seen: is there one that nobody may see? Then each key is asked.
+inline bool is_picky(const Task& t, const core::Seen& seen) {
+  return seen.gaps || t.has(TESSERA_EXCLUDE_KEYS);
+}
+inline bool is_seen(const Task& t, const Sequence& s, const core::Seen& seen, Index j) {
+  return seen.has(j) && !core::excluded_for_all(t.p, t.bound, s, j);
+}
+inline bool any_seen(const Task& t, const Sequence& s, const core::Seen& seen, Range keys) {
+  while (!keys.empty() && !is_seen(t, s, seen, keys.begin)) ++keys.begin;
+  return !keys.empty();
 }
 
 // Runs f(first key, where they lie) for the runs of `keys` that somebody may see. Nothing is read of the others, be it
@@ -118,12 +124,12 @@ void load_keys(const Task& t, int name, const Sequence& s, Index kv, Range keys,
                Index to_row) {
   clear(to, keys.size() * to_row);
   const int scale_name = name == TESSERA_K ? TESSERA_K_SCALE : TESSERA_V_SCALE;
-  const bool scaled = t.has(scale_name), excluding = t.has(TESSERA_EXCLUDE_KEYS);
+  const bool scaled = t.has(scale_name), picky = is_picky(t, seen);
   for_seen_runs(s, keys, seen, [&](Index first, const rules::Run& run) {
-    if (excluding && all_excluded(t, s, first, run.count)) return;  // the page id may be rubbish
+    if (picky && !any_seen(t, s, seen, {first, first + run.count})) return;  // the page id may be rubbish
     const Plane from = plane_of(t, name, run.plane, run.row, kv);
     for (Index n_key = 0; n_key < run.count; ++n_key) {
-      if (excluding && core::excluded_for_all(t.p, t.bound, s, first + n_key)) continue;
+      if (picky && !is_seen(t, s, seen, first + n_key)) continue;
       T* const row = to + (first + n_key - keys.begin) * to_row;
       load_row(row, from, n_key, n);
       if (scaled) multiply_row(row, scale_at<T>(t, scale_name, run, n_key, kv), padded(n));

@@ -122,4 +122,13 @@ TESSERA_RULE Range rows_visiting(const BandMask& mask, Range rows, Range keys) {
   return mask.first > 0 ? hull(a, rows_seeing(head, rows, keys)) : a;
 }
 
+// Where a window lies off the diagonal (p - left > p or p + right < p), some rows may see nothing, and the hulls above
+// may hold keys that no row sees. Elsewhere each row's keys touch the next row's and hulls are exact.
+TESSERA_RULE bool hulls_have_gaps(const BandMask& mask) {
+  return mask.left < 0 || mask.right < 0;
+}
+TESSERA_RULE bool some_row_sees(const BandMask& mask, Range rows, Index key) {
+  return !rows_visiting(mask, rows, {key, key + 1}).empty();
+}
+
 }  // namespace tessera::rules

@@ -29,9 +29,14 @@ bool unlucky(const std::string& line, const tools::Judgement& judged, const How&
   return misses <= 1;
 }
 
+// Other lines: --gtest_shuffle --gtest_random_seed=N.
+uint64_t other_lines() {
+  return static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed()) * 1000;
+}
+
 template <class RandomLine>
 void check_lines(RandomLine&& random, uint64_t seed, int count) {
-  Draw draw(seed);
+  Draw draw(seed + other_lines());
   int runs = 0, luck = 0;
   for (int n = 0; n < count; ++n) {
     const std::string line = random(draw);
@@ -71,7 +76,7 @@ TEST(Property, Caches) {
 
 // Whatever the number of threads, twice the same bits; and what NaN poison may not touch, other rubbish may not either.
 TEST(Property, BitsDoNotDependOnThreadsOrRubbish) {
-  Draw draw(3);
+  Draw draw(3 + other_lines());
   for (int n = 0; n < 360 / scale; ++n) {
     const std::string line =
         n % 3 == 2 ? random_cache_line(draw) : random_line(draw, n % 3 == 1 ? "backward" : "forward");

@@ -109,6 +109,8 @@ const char* broken(const Formula& f) {
         for (Index i = begin; i < end; ++i) any |= kept[i][j], all &= kept[i][j];
         const bool visited = v.head.has(j) || v.near.has(j);
         if (any && !visited) return "visited covers kept";
+        const bool seen = visited && (!hulls_have_gaps(m) || some_row_sees(m, {begin, end}, j));
+        if (seen != any) return "what is seen is exact";
         if (end - begin == 1 && visited != any) return "one row's visit is exact";
         if (v.full.has(j) && !all) return "full implies that all keep";
         if (f.first == 0 && v.full.has(j) != all) return "full is exact without first";
