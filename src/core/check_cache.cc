@@ -80,6 +80,10 @@ void check_rotary(const Problem& p) {
   require(c.rotary_dim % 2 == 0 && c.rotary_dim <= p.dim,
           "cache.rotary_dim is {}; numbers are rotated in pairs, so it must be even, and at most dim, {}.",
           c.rotary_dim, p.dim);
+  require(!p.cache.v_in_k,
+          "cache.rotary_dim is {} and v lies in k; the first numbers of k's rows, which are rotated, are v. Rotate the "
+          "rest of q and k_new yourself.",
+          c.rotary_dim);
   require(is_cache(p),
           "rotary_dim is {} and k is no cache; k is rotated as it is appended. Declare k_new and "
           "cache_lens, or rotate q and k yourself.",

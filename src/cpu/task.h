@@ -16,7 +16,7 @@ using rules::Range;
 
 // Keys are attended in chunks of this many, or the next less that is whole tiles; each has a softmax of its own, and
 // they are joined in order. So it changes no bit whether one thread takes them all or each goes to another.
-inline constexpr Index chunk_of_keys = 512;
+inline constexpr Index chunk_of_keys = 1024;
 
 struct Task {
   const Problem& p;

@@ -70,6 +70,81 @@ TEST(Hpp, ProblemsSpeakLines) {
   EXPECT_EQ(Problem().window(2, 0).c().mask.window_right_unbounded, 0);
 }
 
+TEST(Hpp, CachesSpeakLines) {
+  Problem p = Problem().batch(2).heads(4, 2).lengths(1, 30).dims(16).new_tokens(3).pages(8, 12).slots(40);
+  p.cache_rows(5).rotary(8, true, 50).corner(TESSERA_BOTTOM_RIGHT);
+  for (const tessera_name name : {TESSERA_CACHE_LENS, TESSERA_CACHE_BATCH_IDX, TESSERA_PAGE_TABLE, TESSERA_STATUS})
+    p.declare(name, TESSERA_I32).or_throw();
+  for (const tessera_name name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_K_NEW, TESSERA_V_NEW, TESSERA_OUT,
+                                  TESSERA_LSE, TESSERA_COS, TESSERA_SIN})
+    p.declare(name, TESSERA_F32).or_throw();
+  const std::string text =
+      "decode f32 b2 h4/2 q1 n3 k30 d16 append page=8 pages=12 slots=40 cache_rows=5 cache_batch_idx "
+      "rotary=8:interleaved positions=50 status mask=corner@bottom_right";
+  EXPECT_EQ(p.text(), text);
+  EXPECT_EQ(Line(text).problem().text(), text);
+  EXPECT_EQ(Problem().ring(7).c().cache.ring, 1);
+  EXPECT_EQ(Problem().ring(7).c().cache.slots, 7);
+  EXPECT_EQ(Problem().v_in_k().c().cache.v_in_k, 1);
+  EXPECT_EQ(Problem().packed_new_rows(9).c().rows_new, 9);
+
+  Problem alone = Problem().append_alone().batch(1).heads(2).lengths(0, 9).dims(4).new_tokens(2);
+  alone.declare(TESSERA_CACHE_LENS, TESSERA_I32).or_throw();
+  alone.declare_all(TESSERA_BF16).or_throw();
+  EXPECT_EQ(alone.text(), "append bf16 b1 h2 n2 k9 d4");
+}
+
+// Two tokens of ones join a cache of zeros: the mean of what is there.
+TEST(Hpp, AppendAndAttend) {
+  Problem p = Problem().batch(1).heads(1).lengths(1, 4).dims(4).new_tokens(2);
+  p.declare(TESSERA_CACHE_LENS, TESSERA_I32).or_throw();
+  p.declare(TESSERA_STATUS, TESSERA_I32).or_throw();
+  for (const tessera_name name : {TESSERA_K_NEW, TESSERA_V_NEW}) p.declare(name, TESSERA_F32).or_throw();
+  p.declare_all(TESSERA_F32).or_throw();
+  std::vector<float> q(4), k(16), v(16), fresh(8, 1), out(4, 9), lse(1);
+  int32_t status = 0, length = 2;
+  Bindings b;
+  b.q(q.data()).k(k.data()).v(v.data()).k_new(fresh.data()).v_new(fresh.data()).cache_lens(&length);
+  b.status(&status).out(out.data()).lse(lse.data());
+  run(p, b);
+  EXPECT_FLOAT_EQ(out[0], 0.5f);
+  EXPECT_EQ(v, (std::vector<float>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(status, TESSERA_STATUS_SOUND);
+  length = 3;
+  EXPECT_THROW(run(p, b), std::runtime_error);
+  EXPECT_EQ(status, TESSERA_STATUS_CAPACITY);
+  length = -1;
+  EXPECT_THROW(run(p, b), std::runtime_error);
+  EXPECT_EQ(status, TESSERA_STATUS_CAPACITY | TESSERA_STATUS_LENGTH) << "bits are added";
+}
+
+// A prefix of zeros for both rows, and a key of ones for each.
+TEST(Hpp, Cascade) {
+  Problem shared = Problem().batch(1).heads(1).lengths(2, 3).dims(4),
+          own = Problem().batch(2).heads(1).lengths(1, 1).dims(4);
+  shared.declare_all(TESSERA_F32).or_throw();
+  own.declare_all(TESSERA_F32).or_throw();
+  Plan plan;
+  Plan::make_cascade({shared, own}, Device::host(), {}, plan).or_throw();
+  EXPECT_NE(plan.text().find("level 0: forward f32 b1 h1 q2 k3 d4"), std::string::npos) << plan.text();
+  EXPECT_NE(plan.text().find("merge"), std::string::npos);
+  std::vector<float> q(8), zeros(12), ones(8, 1), out(8, 9), lse(2);
+  const int64_t bytes = plan.facts().workspace_bytes;
+  const std::unique_ptr<void, decltype(&std::free)> memory(
+      std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64)), std::free);
+  Bindings prefix, last;
+  prefix.q(q.data()).k(zeros.data()).v(zeros.data());
+  last.q(q.data()).k(ones.data()).v(ones.data()).out(out.data()).lse(lse.data());
+  EXPECT_EQ(plan.run_cascade({prefix, last}).code(), TESSERA_INVALID) << "no workspace";
+  plan.run_cascade({prefix, last.workspace(memory.get(), bytes)}).or_throw();
+  for (const float x : out) EXPECT_FLOAT_EQ(x, 0.25f);
+  for (const float x : lse) EXPECT_FLOAT_EQ(x, std::log(4.0f));
+  EXPECT_NE(plan.run(last).message().find("the plan is a cascade of 2 levels"), std::string::npos);
+  const Status tight = Plan::make_cascade({shared, own}, Device::host(), Hints().workspace_limit(64), plan);
+  EXPECT_EQ(tight.code(), TESSERA_UNSUPPORTED);
+  EXPECT_FALSE(plan);
+}
+
 TEST(Hpp, Lines) {
   const Line line("forward d8 varlen=q[2,3]k[1,1] dropout=0.5@seed3");
   EXPECT_EQ(line.values(TESSERA_CU_SEQLENS_Q), (std::vector<int32_t>{0, 2, 5}));

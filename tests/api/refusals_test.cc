@@ -26,6 +26,9 @@ TEST(Refusals, EveryKernelSaysWhy) {
   expect_in(why(forward, "avx512bf16", "cpu.avx512bf16"), "cpu.avx512bf16: its products are bf16, q is f32");
   expect_in(why("backward bf16 q8 k8 d16", "avx512bf16", "cpu.avx512bf16"),
             "its products are bf16, backward keeps P and dS in float32");
+  expect_in(why("append bf16 n2 k8 d16", "avx512bf16", "cpu.avx512bf16"), "an append has no products");
+  expect_in(why("decode bf16 k8 d16 kv=e4m3", "avx512bf16", "cpu.avx512bf16"),
+            "its products are bf16, k is e4m3 times a scale");
   expect_in(why(forward, "avx2", "cpu.avx512"), "cpu.baseline: only cpu.avx512 may be chosen");
   expect_in(why(forward, "h200", "cpu"), "This build has no kernels for GPUs.");
 }

@@ -173,6 +173,7 @@ struct Guarded {
       const std::vector<int32_t> values = line.values(name);
       if (!values.empty()) std::memcpy(bindings.data[name], values.data(), values.size() * sizeof values[0]);
     }
+    if (problem.cache.v_in_k) bindings.data[TESSERA_V] = bindings.data[TESSERA_K];
   }
   std::byte* at(int name, const Index& i) const {
     const tessera_operand& o = problem.operand[name];

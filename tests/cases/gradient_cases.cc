@@ -1,5 +1,5 @@
 // Splits and merges, lse, scale, and backward.
-#include "cases.h"
+#include "caches.h"
 
 namespace tessera::test {
 namespace {
@@ -46,6 +46,25 @@ TEST(Cases, H01_OneBaseForEveryLse) {
   });
 }
 
+// A prefix and a suffix in pages, split between threads or not.
+TEST(Cases, H01_PartsInPagesMerge) {
+  for (const std::string& kernel : kernels_for("decode f32 d4"))
+    for (const int threads : {1, 3}) {
+      Exam prefix("decode f32 k3072 d4 page=16"), suffix("decode f32 k64 d4 page=16 append"),
+          whole("forward f32 q1 k1 d4");
+      for (Exam* c : {&prefix, &suffix}) {
+        c->put(TESSERA_Q, 0);
+        put_keys(*c, TESSERA_V, [&](int64_t, int64_t, int64_t, int64_t) { return c == &suffix ? 1 : 0; });
+        tools::poison(*c);
+        run_all(*c, {kernel, threads});
+      }
+      merge({&prefix, &suffix}, whole);
+      const double weight = 64.0 / 3136;
+      expect_values(whole, TESSERA_OUT, {weight, weight, weight, weight}, 1e-6);
+      expect_values(whole, TESSERA_LSE, {std::log(3136.0)}, 1e-5);
+    }
+}
+
 // Parts of any sizes, one of them without a key, merge to the whole.
 TEST(Cases, H02_PartsMergeToTheWhole) {
   on_engines([](const How& how) {
@@ -72,6 +91,8 @@ TEST(Cases, H03_LseOfAPackedBatchIsPacked) {
   for (int n = 0; n < 255; ++n) lengths += ",16";
   const tools::Line line("forward bf16 h32 d64 varlen=q" + lengths + "]k" + lengths + "] mask=causal");
   EXPECT_EQ(span_bytes(line.problem().operand[TESSERA_LSE]), size_t{4} * 32 * (32768 + 255 * 16));
+  const tools::Line decode("decode bf16 h32 d64 varlen=q" + lengths + "] k65536 page=16 mask=causal");
+  EXPECT_EQ(span_bytes(decode.problem().operand[TESSERA_LSE]), size_t{4} * 32 * (32768 + 255 * 16));
 }
 
 TEST(Cases, H04_LseOfEveryRow) {

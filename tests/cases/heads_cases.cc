@@ -1,5 +1,5 @@
 // Groups of heads, head dims, sinks.
-#include "cases.h"
+#include "caches.h"
 
 namespace tessera::test {
 namespace {
@@ -19,6 +19,66 @@ TEST(Cases, F01_GroupSizes) {
     }
   for (const int64_t group : {5, 7, 12, 71})
     expect_line_right(fmt::format("backward bf16 h{0}/1 q5 k33 d16 mask=causal", group));
+}
+
+TEST(Cases, F01_GroupSizesInPages) {
+  for (const char* heads : {"28/4", "24/4", "40/8", "12/1", "64/4", "71/1", "128/1", "64/2", "64/1"})
+    expect_one_answer(
+        {fmt::format("decode bf16 h{} k256 d128 page=16", heads), fmt::format("forward bf16 h{} k256 d128", heads)});
+  for (const char* dtype : {"f16", "f32"})
+    for (const char* heads : {"10/2", "14/2", "12/1", "71/1"}) {
+      const std::string head = fmt::format("{} h{} q2 k37 d16 mask=causal", dtype, heads);
+      expect_one_answer({fmt::format("decode {} append page=16", head), "forward " + head});
+    }
+}
+
+// Groups of 7 under tiles of rows that no 7 divides, and keys that are split: rows are joined one by one.
+TEST(Cases, F03_GroupsOfSevenOverSplitKeys) {
+  for (const std::string& dtype : dtypes)
+    for (const char* place : {"", " page=16"}) {
+      const std::string line =
+          fmt::format("decode {} h14/2 q3 k5000 d16 append mask=causal batch_invariant{}", dtype, place);
+      Exam c = poisoned(line);
+      for (const std::string& kernel : kernels_for(line)) {
+        run_all(c, {kernel, 1});
+        expect_right(c, line);
+        const std::vector<std::byte> bits = result_bits(c, 0);
+        for (const int threads : {2, 5})
+          for (const int rows : {0, 1, 5, 16}) {
+            const How how = {kernel, threads, rows};
+            if (rows == 0 || rows > 5) {  // else there are tiles enough for all
+              EXPECT_TRUE(has_step(tools::Plan(c.problem(), how), "combine"));
+            }
+            run_all(c, how);
+            ASSERT_TRUE(result_bits(c, 0) == bits) << line << " on " << kernel << " " << threads << " " << rows;
+          }
+      }
+    }
+}
+
+// Rows of a group of 16 are all stored, by a plan that is run again as by a new one.
+TEST(Cases, F04_AllRowsOfAGroup) {
+  for (const std::string& dtype : dtypes)
+    for (const char* options : {"", " page=16 append mask=causal"}) {
+      const std::string line = fmt::format("decode {} h64/4 k{} d128{}", dtype, sanitized ? 70 : 1100, options);
+      for (const std::string& kernel : kernels_for(line)) {
+        Exam c(line);
+        c.put(TESSERA_Q, 0);
+        put_keys(c, TESSERA_V, [](int64_t, int64_t, int64_t h, int64_t) { return 1 + h; });
+        tools::poison(c);
+        tools::Runner runner(c, {kernel, 2});
+        for (int turn = 0; turn < 3; ++turn) {
+          for (const int name : tools::outputs(c.problem())) c.wipe(name);
+          runner.run();
+          for (int64_t h = 0; h < 64; ++h)
+            for (int64_t d = 0; d < 128; ++d)
+              ASSERT_NEAR(c.get(TESSERA_OUT, {0, 0, h, d}), static_cast<double>(1 + h / 16), 1e-5) << turn << " " << h;
+        }
+        const std::vector<std::byte> bits = result_bits(c, 0);
+        run_all(c, {kernel, 1});
+        EXPECT_TRUE(result_bits(c, 0) == bits) << line << kernel;
+      }
+    }
 }
 
 TEST(Cases, F06_PackedHeadsBeyondTheFirstRows) {
@@ -51,12 +111,92 @@ TEST(Cases, F07_HeadDims) {
   });
 }
 
+TEST(Cases, F07_HeadDimsInPages) {
+  for (const int d :
+       {1, 2, 7, 8, 40, 56, 59, 63, 64, 72, 80, 88, 96, 112, 120, 128, 132, 160, 192, 224, 256, 320, 512, 576})
+    for (const std::string& dtype : dtypes) {
+      if (sanitized && d % 3) continue;
+      const std::string head = fmt::format("{} h4/2 q2 k37 d{} mask=causal", dtype, d);
+      expect_one_answer({fmt::format("decode {} append page=16", head), "forward " + head});
+    }
+}
+
 TEST(Cases, F08_DvUnlikeD) {
   for (const char* dims : {"192/128", "64/128", "64/512", "576/512", "128/64", "16/48", "1/129", "129/1"}) {
     expect_line_right(fmt::format("forward bf16 h4/2 q17 k65 d{} mask=causal", dims));
     expect_line_right(fmt::format("backward bf16 h2/1 q9 k33 d{}", dims));
   }
   expect_line_right("forward f16 q129 k769 d64/128 mask=causal");
+}
+
+TEST(Cases, F08_DvUnlikeDInCaches) {
+  for (const std::string& dtype : dtypes) {
+    for (const char* dims : {"192/128", "64/128", "64/512", "128/64", "16/48", "1/129", "129/1"}) {
+      const std::string head = fmt::format("{} b2 h4/2 q2 k37 d{} mask=causal", dtype, dims);
+      expect_one_answer(
+          {fmt::format("decode {} append page=16", head), fmt::format("decode {} append", head), "forward " + head});
+    }
+    // MLA: values are the first numbers of the keys, which one latent head holds.
+    for (const char* dims : {"576/512", "48/32", "5/5", "7/3"}) {
+      const std::string head = fmt::format("{} b2 h16/1 q2 k70 d{} mask=causal", dtype, dims);
+      const std::string latent = fmt::format("decode {} append v_in_k", head);
+      expect_one_answer({latent, latent + " page=16", latent + " layout=bhsd",
+                         fmt::format("decode {} append page=64", head), "forward " + head});
+      expect_one_answer({fmt::format("append {} b2 h1 n3 k70 d{} v_in_k page=16", dtype, dims),
+                         fmt::format("append {} b2 h1 n3 k70 d{} v_in_k", dtype, dims)});
+    }
+  }
+  expect_one_answer({"decode f16 q129 k769 d64/128 mask=causal page=16", "forward f16 q129 k769 d64/128 mask=causal"});
+  expect_line_right("decode bf16 b2 h16/1 q2 k70 d576/512 v_in_k append page=64 mask=causal cache_lens=[68,9] out=f32");
+}
+
+// On a CPU the limit is that of the workspace, not of shared memory: for every dim there are tiles that fit in, or the
+// refusal says what is needed and what there is; and what fits answers.
+TEST(Cases, F09_LargeDimsInLittleWorkspace) {
+  for (const char* dims : {"64", "128", "192/128", "192", "256", "512", "576/512"})
+    for (const char* pass :
+         {"forward bf16 h2 q70 k200 ", "decode bf16 h4/2 q2 k200 append page=16 ", "backward bf16 h2 q40 k90 "})
+      for (const int64_t limit : {48, 64, 99, 100, 163, 227}) {
+        const std::string line = fmt::format("{}d{}", pass, dims);
+        SCOPED_TRACE(fmt::format("{} within {} KiB", line, limit));
+        const tessera_problem p = tools::Line(line).problem();
+        tools::Choice choice{"cpu", 1};
+        choice.workspace_limit = limit * 1024;
+        bool fits = false;
+        for (const int tile : {0, 32, 16, 8, 1}) {
+          choice.tile_rows = choice.tile_keys = tile;
+          try {
+            const tools::Plan plan(p, choice);
+            ASSERT_LE(plan.facts().workspace_bytes, limit * 1024);
+            fits = true;
+            break;
+          } catch (const tools::Error& error) {
+            ASSERT_EQ(error.code, TESSERA_UNSUPPORTED);
+            const std::string what = error.what();
+            ASSERT_NE(what.find(std::to_string(limit * 1024)), std::string::npos) << what;
+            ASSERT_NE(what.find("bytes of workspace"), std::string::npos) << what;
+          }
+        }
+        EXPECT_TRUE(fits || limit < 227 || *pass == 'b') << "no tile";
+        if (!fits || (limit != 48 && limit != 227)) continue;
+        tools::Case c = make_case(line);
+        if (c.problem().pass == TESSERA_BACKWARD) run(c, tools::forward_of(c.problem()), {"cpu", 1});
+        run(c, c.problem(), choice);
+        expect_right(c, line);
+      }
+}
+
+// Nothing is left of one run in the next, nor of one thread in another.
+TEST(Cases, F11_LargeDimsWithGroups) {
+  const std::string head = "f16 h16/2 q17 k129 d512 mask=causal";
+  expect_one_answer({"decode " + head + " append page=16", "forward " + head});
+  Exam c = poisoned("decode " + head + " append page=16");
+  std::optional<std::vector<std::byte>> bits;
+  for (int turn = 0; turn < (sanitized ? 3 : 20); ++turn) {
+    run_all(c, {"cpu", 1 + turn % 4});
+    if (!bits) bits = output_bits(c);
+    EXPECT_TRUE(output_bits(c) == *bits) << turn;
+  }
 }
 
 TEST(Cases, M05_LargeSinksAndSinksAlone) {

@@ -1,5 +1,5 @@
 // Packed batches, lengths of zero, tails, and lengths that are no lengths.
-#include "cases.h"
+#include "caches.h"
 
 namespace tessera::test {
 namespace {
@@ -41,6 +41,26 @@ TEST(Cases, C02_QueriesWithoutKeys) {
   });
 }
 
+TEST(Cases, C01_C02_SequencesWithoutQueriesOrKeysInACache) {
+  for (const std::string& dtype : dtypes)
+    for (const char* place : {"", " page=4", " page=4 left_pad=[2,0,5,0]"})
+      for (const char* rows : {" varlen=q[3,0,2,0]", " varlen=q[3,0,2,0]n[0,2,0,0] append"}) {
+        const std::string line =
+            fmt::format("decode {} h4/2 k9 d8 slots=16 cache_lens=[{}] mask=causal{}{}", dtype,
+                        std::string(place).find("pad") == std::string::npos ? "0,4,7,0" : "2,4,12,0", place, rows);
+        on_kernels(line, [&](const How& how) {
+          Exam c = poisoned(line);
+          run_all(c, how);
+          for (int64_t i = 0; i < 5; ++i)
+            for (int64_t h = 0; h < 4; ++h) {
+              EXPECT_EQ(c.get(TESSERA_OUT, {0, i, h, 7}) == 0, i < 3) << i;
+              EXPECT_EQ(c.get(TESSERA_LSE, {0, i, h, 0}) == -infinity, i < 3) << i;
+            }
+          expect_right(c, line);
+        });
+      }
+}
+
 TEST(Cases, C03_NoKeysAtAll) {
   on_engines([](const How& how) {
     for (const char* mask : {"", " mask=causal", " mask=window(3,3)&first(2)"}) {
@@ -51,6 +71,22 @@ TEST(Cases, C03_NoKeysAtAll) {
       expect_ok(attempt(c.problem(), bound, how));
       expect_zero(c.values(TESSERA_OUT));
       expect_zero(c.values(TESSERA_DQ));
+      expect_values(c, TESSERA_LSE, std::vector<double>(8, -infinity), 0);
+    }
+  });
+}
+
+TEST(Cases, C03_CachesWithoutASlot) {
+  on_engines([](const How& how) {
+    for (const char* line : {"decode f16 h2 q4 k0 d16", "decode f16 h2 q4 k0 d16 page=16 mask=causal",
+                             "decode f16 h2 q4 k0 d16 page=1 n0 append mask=window(3,3)"}) {
+      SCOPED_TRACE(line);
+      Exam c(line);
+      tessera_bindings bound = c.bindings();
+      for (const int name : {TESSERA_K, TESSERA_V, TESSERA_K_NEW, TESSERA_V_NEW, TESSERA_PAGE_TABLE})
+        bound.data[name] = nullptr;
+      expect_ok(attempt(c.problem(), bound, how));
+      expect_zero(c.values(TESSERA_OUT));
       expect_values(c, TESSERA_LSE, std::vector<double>(8, -infinity), 0);
     }
   });
@@ -70,6 +106,23 @@ TEST(Cases, C04_NoBatchNoQueriesNoHeads) {
   });
   expect_invalid(parse("forward f32 h0 q1 k1 d8"), {"heads_q", "0"});
   expect_invalid(parse("forward f32 h1 q1 k1 d0"), {"dim", "0"});
+}
+
+TEST(Cases, C04_NoBatchNoQueriesNoNewTokens) {
+  for (const std::string& dtype : dtypes)
+    for (const char* rest :
+         {"decode {} b0 h10 q3952 k16 d64 append page=4", "append {} b0 n4 k9 d8", "append {} b2 h2 n0 k9 d8",
+          "append {} b2 h2 n0 k9 d8 page=4 status", "decode {} b2 h3 q0 n2 k9 d7 append",
+          "decode {} b7 h9 q0 n0 k0 d7 append page=1 mask=causal",
+          "decode {} h2 d8 varlen=q[0,0]n[0,0] k5 append rotary=4 page=2"}) {
+      const std::string line = fmt::format(fmt::runtime(rest), dtype);
+      on_kernels(line, [&](const How& how) {
+        Exam c = poisoned(line);
+        run_all(c, how);
+        for (const int name : tools::outputs(c.problem())) expect_zero(c.values(name));
+        expect_right(c, line);
+      });
+    }
 }
 
 // Refused by what is wrong, before anything is written.
@@ -97,14 +150,33 @@ TEST(Cases, C07_MalformedOffsets) {
   expect_invalid(attempt(p, {}), {"cu_seqlens_k", "i32"});
 }
 
+TEST(Cases, C07_MalformedOffsetsOfNewTokens) {
+  for (const char* line : {"decode bf16 h2 d8 varlen=q[3,4]n[3,4] k9 append status cache_lens=[2,5]",
+                           "append f16 h2 d8 varlen=n[3,4] k9 page=2 status cache_lens=[2,5]"})
+    for (const auto& [index, value] : {std::pair{0, 1}, {0, -1}, {1, 8}, {1, -5}, {2, 8}, {2, 2}, {2, INT32_MAX}}) {
+      Exam c = poisoned(line);
+      c.value(TESSERA_CU_SEQLENS_NEW, index) = value;
+      expect_refused(c, TESSERA_STATUS_LENGTH, {"cu_seqlens_new", std::to_string(value).c_str()});
+    }
+}
+
 // Every operand and the workspace end at a page that may not be read.
 TEST(Cases, C08_NothingBeyondTheEndIsRead) {
-  for (const char* line : {"forward bf16 h1 d32 varlen=q[1,1,1,1,129]k[1,1,1,1,129] mask=causal",
-                           "backward bf16 h1 d32 varlen=q[1,1,1,1,129]k[1,1,1,1,129] mask=causal",
-                           "backward f32 h5/1 d7/3 varlen=q[3,0,65]k[1,9,67] seqused=qk sink alibi bias=b,h,q,k dlse",
-                           "backward f16 b2 h3 q5 k43 d9 mask=keep(b,1,q,k)&exclude_keys&documents bias=1,h,1,k",
-                           "forward f32 b2 h3 q5 k43 d1/129 mask=causal@at[1,2] max",
-                           "backward f64 b2 h2 q33 k3 d5 layout=bhsd strides=q[330,1,165,33]"})
+  for (const char* line :
+       {"forward bf16 h1 d32 varlen=q[1,1,1,1,129]k[1,1,1,1,129] mask=causal",
+        "backward bf16 h1 d32 varlen=q[1,1,1,1,129]k[1,1,1,1,129] mask=causal",
+        "backward f32 h5/1 d7/3 varlen=q[3,0,65]k[1,9,67] seqused=qk sink alibi bias=b,h,q,k dlse",
+        "backward f16 b2 h3 q5 k43 d9 mask=keep(b,1,q,k)&exclude_keys&documents bias=1,h,1,k",
+        "forward f32 b2 h3 q5 k43 d1/129 mask=causal@at[1,2] max",
+        "backward f64 b2 h2 q33 k3 d5 layout=bhsd strides=q[330,1,165,33]",
+        "decode bf16 b2 h4/2 q2 k43 d9 append mask=causal cache_lens=[41,7] rotary=4 status",
+        "decode f32 b2 h3 q1 k43 d1/129 page=4 page_table=[0,2,4,6,8,10,1,3,5,7,9,11,13,15,17,19,21,"
+        "12,14,16,18,20] cache_lens=[43,41]",
+        "decode f16 h5/1 k20 d7/3 varlen=q[3,0,4]n[3,1,4] append v_in_k cache_lens=[17,0,16] sink max",
+        "decode bf16 b3 h2 k9 d8 cache_rows=4 cache_batch_idx=[3,0,1] left_pad=[4,0,1] slots=13 "
+        "cache_lens=[13,9,2] kv=e4m3:token/token_head",
+        "append bf16 b2 h3 n3 k9 d5 cache_lens=[6,0] rotary=2:interleaved positions=9",
+        "append f16 h3 k9 d5/9 varlen=n[3,0,1] cache_lens=[6,9,8] page=9 page_table=[2,0,1]"})
     on_engines([&](const How& how) {
       SCOPED_TRACE(line);
       const Guarded g(line);
@@ -129,6 +201,45 @@ TEST(Cases, C11_NegativeLengths) {
     expect_invalid(attempt(c.problem(), c.bindings(), how), {"seqused_k[2]", "-1"});
   });
   expect_invalid(parse("forward f32 h1 d4 varlen=k[5,7,-1,-1] q1"), {"-1"});
+}
+
+TEST(Cases, C09_ALooserBoundOfACacheChangesNothing) {
+  for (const std::string& dtype : dtypes)
+    for (const char* place : {"", " page=8"}) {
+      const std::string line =
+          fmt::format("decode {} h4/2 d16 mask=causal cache_lens=[30,9] append varlen=q[3,1]n[3,1]{}", dtype, place);
+      expect_one_answer({line + " k33", line + " k90", line + " k33 slots=64", line + " k600 q40 n17"});
+    }
+}
+
+TEST(Cases, C11_NegativeLengthsOfACache) {
+  for (const char* line : {"decode {} b4 h2 k8 d8 append status cache_lens=[5,7,0,0]",
+                           "append {} b4 h2 n1 k8 d8 page=2 status cache_lens=[5,7,0,0]"})
+    for (const std::string& dtype : dtypes)
+      for (const int32_t length : {-1, INT32_MIN}) {
+        Exam c = poisoned(fmt::format(fmt::runtime(line), dtype));
+        for (const int64_t b : {2, 3}) c.value(TESSERA_CACHE_LENS, b) = length;
+        expect_refused(c, TESSERA_STATUS_LENGTH, {"cache_lens[2]", std::to_string(length).c_str()});
+      }
+}
+
+TEST(Cases, C12_LengthsOfACacheCount) {
+  const double lengths[] = {24, 125, 53, 28, 77, 96, 13, 114};
+  for (const std::string& dtype : dtypes)
+    for (const char* place : {"", " page=16"}) {
+      const std::string line =
+          fmt::format("decode {} b8 h2 k128 d16 out=f32{} cache_lens=[24,125,53,28,77,96,13,114]", dtype, place);
+      on_kernels(line, [&](const How& how) {
+        Exam c(line);
+        average_cached_keys(c);
+        tools::poison(c);
+        run_all(c, how);
+        for (int64_t b = 0; b < 8; ++b) EXPECT_NEAR(c.get(TESSERA_OUT, {b, 0, 1, 0}), (lengths[b] - 1) / 2, 1e-4);
+        c.value(TESSERA_CACHE_LENS, 7) = 113;
+        run_all(c, how);
+        EXPECT_NEAR(c.get(TESSERA_OUT, {7, 0, 1, 0}), 56, 1e-4);
+      });
+    }
 }
 
 TEST(Cases, C12_LengthsCount) {

@@ -41,7 +41,7 @@ TEST(Cases, N06_WorkspaceIsLinear) {
       const int64_t one = workspace(65536), two = workspace(131072);
       EXPECT_LE(two, 2 * one + 4096);
     }
-  // Decode: for one thread the cache does not show in it at all; for more, a line of states for each 512 keys.
+  // Decode: for one thread the cache does not show in it at all; for more, a line of states for each 1024 keys.
   const auto decode = [](int64_t keys, int threads) {
     tools::Choice choice;
     choice.threads = threads;

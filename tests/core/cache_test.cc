@@ -91,6 +91,9 @@ const Row rows[] = {
      },
      "cache.rotary_dim is 10; numbers are rotated in pairs, so it must be even, and at most dim, 8"},
     {turning, [](Problem& p) { p.mask.corner = 0; }, "mask.corner is unset"},
+    {"decode h4/1 k8 d8 append rotary=4",
+     [](Problem& p) { p.cache.v_in_k = 1, p.operand[TESSERA_V_NEW].dtype = TESSERA_ABSENT; },
+     "cache.rotary_dim is 4 and v lies in k"},
     {plain,
      [](Problem& p) {
        p.cache.rotary_dim = 4, p.mask.corner = 1;

@@ -28,11 +28,15 @@ void large(Plan& plan, const Hints&) {
   add_region(plan, "sums", 1000 * plan.threads);
 }
 void run(const Plan&, const Bindings&, void*) {}
+int64_t no_merge_bytes(const tessera_merge&) {
+  return 0;
+}
+void no_merge(const tessera_merge&, std::byte*) {}
 
-const Kernel odd = {"fast.odd", "fast", true, refuse_odd, large, run};
-const Kernel never = {"fast.never", "fast", true, refuse_all, small, run};
-const Kernel plain = {"plain", "plain", true, accept, small, run};
-const Kernel judge = {"judge.exact", "judge", false, accept, small, run};
+const Kernel odd = {"fast.odd", "fast", true, refuse_odd, large, run, no_merge_bytes, no_merge};
+const Kernel never = {"fast.never", "fast", true, refuse_all, small, run, no_merge_bytes, no_merge};
+const Kernel plain = {"plain", "plain", true, accept, small, run, no_merge_bytes, no_merge};
+const Kernel judge = {"judge.exact", "judge", false, accept, small, run, no_merge_bytes, no_merge};
 const Kernel* const all[] = {&never, &odd, &plain, &judge};
 
 Plan make(const char* line, const Hints& hints = {}, std::span<const Kernel* const> kernels = all) {

@@ -168,7 +168,7 @@ inline std::string random_cache_line(Draw& draw) {
   }
   std::sort(rows.begin(), rows.end());
   const bool distinct = std::adjacent_find(rows.begin(), rows.end()) == rows.end();
-  const bool turned = rotary && len_k >= len_q;
+  const bool turned = rotary && len_k >= len_q && !in_k;
 
   std::string line = fmt::format("{} {} b{} d{}/{} k{}", alone ? "append" : "decode", dtype, batch, dim, dim_v, len_k);
   line +=
