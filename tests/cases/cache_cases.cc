@@ -459,7 +459,7 @@ TEST(Cases, G15_TablesAndDimsAreChecked) {
 TEST(Cases, G15_TokensOneByOne) {
   for (const std::string& dtype : dtypes)
     for (const char* options :
-         {"", " rotary=6:interleaved", " kv=e4m3:head", " kv=e4m3:token_head/token rotary=8", " v_in_k rotary=8"}) {
+         {"", " rotary=6:interleaved", " kv=e4m3:head", " kv=e4m3:token_head/token rotary=8", " v_in_k"}) {
       const std::string line =
           fmt::format("append {} h2 k12 d8{} page=5 page_table=[2,0,1] cache_lens=[4] n", dtype, options);
       for (const std::string& kernel : kernels_for(line + "8")) {

@@ -141,7 +141,7 @@ TEST(Cases, H01_OneBaseOnEveryPathOfACache) {
     for (const char* line : {"forward {} h4/2 k{} d8", "forward {} h4/2 d8 varlen=q[1]k[{}]", "decode {} h4/2 k{} d8",
                              "decode {} h4/2 k{} d8 page=16", "decode {} h4/2 k{} d8 page=16 append",
                              "decode {} h4/2 k{} d8 varlen=q[1] page=7", "decode {} h4/2 k{} d8 kv=e4m3",
-                             "decode {} h4/2 k{} d8/4 v_in_k append rotary=8"})
+                             "decode {} h4/2 k{} d8/4 v_in_k append"})
       for (const int keys : {64, 1100}) {
         const std::string text = fmt::format(fmt::runtime(line), dtype, keys);
         for (const std::string& kernel : kernels_for(text))

@@ -430,7 +430,7 @@ INSTANTIATE_TEST_SUITE_P(
         "decode f16 b2 h4/2 q5 k40 d16/8 mask=causal append cache_lens=[35,0] rotary=8:interleaved:f16 layout=kv",
         "decode f64 b2 h4/2 q5 k40 d16/8 mask=causal append cache_lens=[35,1] rotary=16 layout=bhsd left_pad=[3,1]",
         "decode bf16 b2 h4/2 q5 k40 d16/8 mask=causal append cache_lens=[35,0] rotary=16 kv=e4m3:token_head",
-        "decode f32 b2 h8/1 q2 k40 d24/16 mask=causal append cache_lens=[38,9] v_in_k rotary=8 kv=e4m3:tensor",
+        "decode f32 b2 h8/1 q2 k40 d24/16 mask=causal append cache_lens=[38,9] v_in_k kv=e4m3:tensor",
         "decode bf16 h4/1 q3 k80 d16 mask=window(7,0) append ring slots=10 cache_lens=[71] rotary=16 page=3 pages=5 "
         "page_table=[4,2,0,1]",
         "decode f32 b2 h2 q2 k8 d4 cache_lens=[6,8] cache_batch_idx=[1,1] kv=e4m3",
