@@ -43,6 +43,7 @@ Row check(const Source& source, const Options& o) {
     Runner(c, choice).run();
     guard.check();
     Judgement judgement = judge(c, sample);
+    if (!judgement.ok) judgement = judge_with_others(line, choice, sample, judgement);
     row.code = judgement.ok ? TESSERA_OK : TESSERA_WRONG;
     row.verdicts = std::move(judgement.verdicts);
   } catch (...) {

@@ -64,6 +64,11 @@ struct Judgement {
 };
 Judgement judge(const Case& c, int64_t sample_pairs);
 
+// Contract section 9 allows twice the naive error, which for a result of few numbers may be small by luck: a few
+// correct results in a hundred miss by a little. Then eight other random inputs are judged together, as one tensor
+// eight times as large: a fault fails on any data. `missed` itself where it is no near miss.
+Judgement judge_with_others(const Line& line, const Choice& choice, int64_t sample_pairs, const Judgement& missed);
+
 // Which share of a large case is judged: one (batch, KV head) pair instead of all (0). Gradients that are sums over all
 // pairs cannot be judged by a share.
 int64_t sample_for(const tessera_problem& problem);
