@@ -22,7 +22,7 @@ def lines():
 
 def safetensors(tensors):
     """All bytes 0, which is a sound value of every tensor."""
-    header, end = {}, 0
+    header, end = {"__metadata__": {"line": "forward d8"}}, 0
     for name, (dtype, *shape) in tensors.items():
         begin, size = end, BYTES[dtype]
         for extent in shape:
@@ -51,7 +51,7 @@ def seeds_of(target):
             "k_new": ("F32", 2, 1, 1, 2), "v_new": ("F32", 2, 1, 1, 2), "cos": ("F32", 4, 1), "sin": ("F32", 4, 1),
             "k_scale": ("F32", 4, 2), "v_scale": ("F32", 1), "cache_lens": ("I32", 2), "cache_batch_idx": ("I32", 2),
             "left_pad": ("I32", 2), "page_table": ("I32", 2, 2)})
-        yield safetensors({"__metadata__": ("I32",)}).replace(b'"dtype": "I32", "shape": [], "data_offsets": [0, 4]', b"")
+        yield safetensors({})
     if target == "fuzz_run":
         for _ in range(200):  # short inputs choose little
             yield os.urandom(LONGEST[target])

@@ -40,8 +40,7 @@ tessera_problem defaults_said(tessera_problem p) {
   if (!c.slots) c.slots = p.len_k;
   if (!c.rows) c.rows = p.batch;
   if (!c.rotary_positions) c.rotary_positions = std::max(p.len_q, p.len_k);
-  if (!c.rotary_dim) c.rotary_positions = c.rotary_interleaved = 0;  // TEMPORARY
-  for (double* number : {&p.softcap, &p.dropout}) *number += 0.0;    // of -0
+  for (double* number : {&p.softcap, &p.dropout}) *number += 0.0;  // of -0
   return p;
 }
 
@@ -94,14 +93,6 @@ void plan(const tessera_problem& problem, const char* device_name) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   if (text.find("[@") != std::string::npos) return 0;  // names a file
-  if (text.find("page=") != std::string::npos) {       // TEMPORARY
-    int run = 0;
-    for (char x : text) {
-      run = x >= '0' && x <= '9' ? run + 1 : 0;
-      if (run > 10) return 0;
-    }
-  }
-  if (text.find("page_table") != std::string::npos && text.find("page=") == std::string::npos) return 0;  // TEMPORARY
   std::string why;
   const Line line = parse(text, why);
   if (!line) {

@@ -121,20 +121,29 @@ std::string cache_line(Bytes& b, const std::string& pass) {
   if (decodes && appends) line += " append";
   if (appends) line += fmt::format(" n{}", n);
   const bool ring = b.one_in(5);
-  const int64_t back = b.below(20);
-  if (ring) line += fmt::format(" ring slots={}", std::max(back + (decodes ? q : 0), n) + 1 + b.below(4));
-  else if (b.one_in(3)) line += fmt::format(" slots={}", k + 1 + b.below(20));
+  const int64_t back = b.below(20), rows = batch + b.below(2), page = 1 + b.below(17);
+  const int64_t slots = ring ? std::max(back + (decodes ? q : 0), n) + 1 + b.below(4) : k + 1 + b.below(20);
+  const bool more_slots = ring || b.one_in(3);
+  if (ring) line += " ring";
+  if (more_slots) line += fmt::format(" slots={}", slots);
+  // Lists that the line gives may be wrong, too.
+  const auto given = [&](int64_t count, int64_t least, int64_t values) {
+    return b.one_in(4) ? "=" + list(b, count, least, values) : "";
+  };
+  const bool other_rows = b.one_in(3);
+  if (other_rows) line += fmt::format(" cache_rows={} cache_batch_idx", rows) + given(batch, -1, rows + 2);
   if (b.one_in(2)) {
-    line += fmt::format(" page={}", 1 + b.below(17));
+    const int64_t columns = ((more_slots ? slots : k) + page - 1) / page, table_rows = other_rows ? rows : batch;
+    line += fmt::format(" page={}", page);
     if (b.one_in(4)) line += fmt::format(" pages={}", b.below(20));
+    if (b.one_in(4)) line += " page_table=" + list(b, table_rows * columns, -1, table_rows * columns + 2);
   }
-  if (b.one_in(3)) line += fmt::format(" cache_batch_idx cache_rows={}", batch + b.below(2));
-  if (b.one_in(3)) line += " left_pad";
+  if (b.one_in(3)) line += " left_pad" + given(batch, -1, 9);
   if (b.one_in(2)) line += " cache_lens=" + list(b, b.one_in(4) ? 1 : batch, 0, std::max<int64_t>(1, k - n + 1));
   if (appends && b.one_in(3)) line += " varlen=n" + list(b, batch, 0, n + 1);
   else if (appends && b.one_in(3)) line += " seqused=n";
   else if (decodes && b.one_in(4)) line += " varlen=q" + list(b, batch, 0, q + 1);
-  if (d > 1 && b.one_in(3)) {
+  if (d > 1 && !in_k && b.one_in(3)) {
     line += fmt::format(" rotary={}", 2 + 2 * b.below(d / 2)) + b.of<std::string>({"", ":interleaved"});
     if (b.one_in(3)) line += ":" + dtype;
     if (b.one_in(3)) line += fmt::format(" positions={}", 1 + b.below(80));
@@ -215,32 +224,38 @@ bool gaps_untouched(const tools::Case& c, int name, std::vector<std::byte> bytes
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte x) { return x == std::byte{0xFF}; });
 }
 
-// Was it run, rather than refused for its metadata?
+// True, or false if it is refused for its metadata.
+template <class Work>
+bool answers(Work work, const std::string& what) {
+  std::string refused;
+  try {
+    work();
+  } catch (const tools::Error& error) {
+    need(error.code == TESSERA_INVALID && *error.what(), "{}\n  code {}: {}", what, error.code, error.what());
+    refused = error.what();
+  }
+  if (show) std::fprintf(stderr, "  %s\n", refused.empty() ? "answered" : refused.c_str());
+  return refused.empty();
+}
+
+// The same of a run, which leaves everything but what it answers as it was.
 bool run(const tools::Case& c, const tessera_problem& problem, const tools::Choice& how, const std::string& what) {
   const Memory before = memory_of(c);
   const tools::Guard guard(c);
-  std::string refused;
   tools::Runner runner(c, problem, how);
-  try {
-    runner.run();
-    guard.check();
-  } catch (const tools::Error& error) {
-    need(error.code == TESSERA_INVALID, "{}\n  code {}: {}", what, error.code, error.what());
-    refused = error.what();
-  }
-  if (show) std::fprintf(stderr, "  %s\n", refused.empty() ? "ran" : refused.c_str());
+  const bool ran = answers([&] { runner.run(); }, what);
+  if (ran) guard.check();
   const std::vector<int> outputs = tools::outputs(problem), updates = tools::updates(problem);
   for (const auto& [name, bytes] : memory_of(c)) {
     const char* const text = tessera_name_text(name);
     if (name == TESSERA_STATUS)
-      need((c.value(name, 0) == 0) == refused.empty(), "{}\n  status is {}, refused: \"{}\"", what, c.value(name, 0),
-           refused);
-    else if (refused.empty() && holds(outputs, name))
+      need((c.value(name, 0) == 0) == ran, "{}\n  status is {}; ran: {}", what, c.value(name, 0), ran);
+    else if (ran && holds(outputs, name))
       need(gaps_untouched(c, name, bytes), "{}\n  {} is written between its elements", what, text);
-    else if (!refused.empty() || !holds(updates, name))
-      need(bytes == before.at(name), "{}\n  {} has changed, refused: \"{}\"", what, text, refused);
+    else if (!ran || !holds(updates, name))
+      need(bytes == before.at(name), "{}\n  {} has changed; ran: {}", what, text, ran);
   }
-  return refused.empty();
+  return ran;
 }
 
 // As in the property test: float32 rounds as its yardstick does, so that of few numbers one may miss the bound by luck.
@@ -254,6 +269,17 @@ std::string kernel(Bytes& b) {
   return all[best - b.below(best + 1)];
 }
 
+// The picture of the mask reads the same metadata.
+void draw_mask(const tools::Case& c, bool sound, const std::string& what) {
+  const tessera_problem& p = c.problem();
+  std::vector<uint8_t> grid(static_cast<size_t>(p.len_q * p.len_k));
+  for (int64_t batch = 0; batch < p.batch; ++batch) {
+    tessera_error error = tools::fresh_error();
+    const int32_t code = tessera_mask_grid(&p, &c.bindings(), batch, p.heads_q - 1, grid.data(), &error);
+    need(code == TESSERA_OK || (code == TESSERA_INVALID && !sound), "{}\n  mask {}: {}", what, code, error.message);
+  }
+}
+
 void examine(tools::Case& c, const tools::Choice& how, bool hostile, const std::string& what) {
   const tessera_problem& p = c.problem();
   bool ran = p.pass != TESSERA_BACKWARD || run(c, tools::forward_of(p), how, what);
@@ -263,8 +289,12 @@ void examine(tools::Case& c, const tools::Choice& how, bool hostile, const std::
   } else {
     need(!run(c, p, how, what), "{}\n  backward takes what forward refuses", what);
   }
+  if (p.pass != TESSERA_APPEND) draw_mask(c, ran, what);
   need(ran || hostile || tools::is_cache(p), "{}\n  refused without a reason", what);
-  if (!ran) return;
+  if (!ran) {
+    need(!answers([&] { tools::judge(c, 0); }, what), "{}\n  the judge takes what the kernel refuses", what);
+    return;
+  }
   for (const tessera_verdict& v : tools::judge(c, 0).verdicts)
     need(right(v, p.operand[TESSERA_Q].dtype == TESSERA_F32),
          "{}\n  {}: max {} (bound {}), rms {} (bound {}), non-finite equal {}", what, tessera_name_text(v.name), v.max,
