@@ -66,17 +66,18 @@ std::string append_text(const Problem& p) {
 Index scratch_bytes(const Problem& p, Index rows, Index keys) {
   Carver count(nullptr);
   const bool f64 = core::accumulation_dtype(p) == TESSERA_F64 || sums_in_f64(p);
-  if (p.pass == TESSERA_APPEND) {
-    if (f64) AppendBuffers<double>(count, p);
-    else AppendBuffers<float>(count, p);
-  } else if (p.pass == TESSERA_FORWARD) {
+  if (core::appends(p)) AppendBuffers<double>(count, p);
+  const Index most = count.used();
+  count = Carver(nullptr);
+  if (p.pass == TESSERA_APPEND) return most;
+  if (p.pass == TESSERA_FORWARD) {
     if (f64) ForwardBuffers<double>(count, p, rows, keys);
     else ForwardBuffers<float>(count, p, rows, keys);
   } else {
     if (f64) BackwardBuffers<double>(count, p, rows, keys);
     else BackwardBuffers<float>(count, p, rows, keys);
   }
-  return count.used();
+  return std::max(most, count.used());
 }
 
 // Most items that any step can hand out.

@@ -147,6 +147,12 @@ void clear_unused(const Run& run) {
   }
 }
 
+// What a cache stores is rounded once: rotated or divided in single precision, a number near the middle of two e4m3
+// numbers would now and then become the wrong one, which attention sees.
+bool computes_in_f64(const Problem& p) {
+  return p.cache.rotary_dim > 0 || core::has(p, TESSERA_K_SCALE) || core::has(p, TESSERA_V_SCALE);
+}
+
 // f(sequence, i) summed in float64 over the used rows of `batches`.
 template <class F>
 double sum_rows(const Run& run, Range batches, F&& f) {
@@ -221,7 +227,7 @@ void run(const core::Plan& plan, const Bindings& bound, const Bodies& bodies) {
   schedule(run);
   const bool f64 = core::accumulation_dtype(p) == TESSERA_F64;
   const Body& body = f64 ? bodies.f64 : bodies.f32;
-  if (core::appends(p)) over_new_tokens(run, body.append);
+  if (core::appends(p)) over_new_tokens(run, (computes_in_f64(p) ? bodies.f64 : body).append);
   if (p.pass == TESSERA_APPEND) return;
   clear_unused(run);
   if (p.pass == TESSERA_FORWARD) {
