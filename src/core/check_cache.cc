@@ -76,6 +76,9 @@ void check_rotary(const Problem& p) {
   require(given == has(p, TESSERA_SIN), "only one of cos and sin is given; a rotation needs both.");
   require(given == (c.rotary_dim > 0), "cache.rotary_dim is {} and cos is {}; a rotation needs both.", c.rotary_dim,
           given ? "given" : "absent");
+  require(given || (!c.rotary_positions && !c.rotary_interleaved),
+          "cache.rotary_positions is {} and rotary_interleaved {} without rotary_dim; leave them 0.",
+          c.rotary_positions, c.rotary_interleaved);
   if (!given) return;
   require(c.rotary_dim % 2 == 0 && c.rotary_dim <= p.dim,
           "cache.rotary_dim is {}; numbers are rotated in pairs, so it must be even, and at most dim, {}.",

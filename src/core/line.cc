@@ -70,11 +70,11 @@ void build_sizes(Words& w, Line& line) {
   keep(w.left_pad, TESSERA_LEFT_PAD);
   keep(w.page_table, TESSERA_PAGE_TABLE);
   tessera_cache& c = p.cache;
+  require(!w.page_table.said || c.page_size, "page_table is said but page is not; say the slots of a page.");
   // Unless said: a page for every slot.
-  if (c.page_size && !c.pages) {
-    require(c.page_size > 0 && slots_of(p) >= 0 && p.batch >= 0, "page, slots and b must not be negative.");
-    const int64_t columns = (slots_of(p) + c.page_size - 1) / c.page_size;
-    c.pages = std::min<int64_t>(INT32_MAX, std::min<int64_t>(cache_rows(p), INT32_MAX) * columns);
+  if (c.page_size && !c.pages && slots_of(p) >= 0 && p.batch >= 0) {
+    const int64_t most = INT32_MAX, slots = std::min(slots_of(p), most);
+    c.pages = std::min(most, std::min(cache_rows(p), most) * ((slots + c.page_size - 1) / c.page_size));
   }
 }
 

@@ -49,9 +49,9 @@ struct Reader {
     return value;
   }
   int64_t integer() { return number<int64_t>("a whole number"); }
-  int64_t at_least(int64_t least) {
+  int64_t size_from(int64_t least) {
     const int64_t n = integer();
-    if (n < least) fail("{} is too small; it must be at least {}.", n, least);
+    if (n < least || n > INT32_MAX) fail("{} is out of range; it must be from {} to 2^31 - 1.", n, least);
     return n;
   }
   string_view name() {  // letters, digits and _
@@ -250,13 +250,13 @@ void read_grads(Reader& r, Words& w) {
 }
 
 void read_dropout(Reader& r, Words& w) {
-  w.problem.dropout = r.number<double>("a number");
+  w.problem.dropout = 0.0 + r.number<double>("a number");  // no -0
   if (r.take("@seed")) w.seed = r.number<uint64_t>("a seed");
   if (r.take("@offset")) w.offset = r.number<uint64_t>("an offset");
 }
 
 void read_rotary(Reader& r, Words& w) {
-  w.problem.cache.rotary_dim = r.integer();
+  w.problem.cache.rotary_dim = r.size_from(2);
   bool half = false;
   while (r.take(":")) {
     if (r.take("interleaved")) w.problem.cache.rotary_interleaved = 1;
@@ -293,7 +293,7 @@ constexpr Option options[] = {
        w.problem.has_scale = 1;
        w.problem.scale = r.number<double>("a number");
      }},
-    {"softcap", [](Reader& r, Words& w) { w.problem.softcap = r.number<double>("a number"); }},
+    {"softcap", [](Reader& r, Words& w) { w.problem.softcap = 0.0 + r.number<double>("a number"); }},
     {"alibi", [](Reader& r, Words& w) { w.alibi = std::string(r.take("b,h") ? "b,h" : ""); }},
     {"bias",
      [](Reader& r, Words& w) {
@@ -307,16 +307,16 @@ constexpr Option options[] = {
     {"out", [](Reader& r, Words& w) { w.out_dtype = r.float_dtype(); }},
     {"grads", read_grads},
     {"align", [](Reader& r, Words& w) { w.problem.alignment = r.integer(); }},
-    {"page", [](Reader& r, Words& w) { w.problem.cache.page_size = r.at_least(1); }},
-    {"pages", [](Reader& r, Words& w) { w.problem.cache.pages = r.at_least(0); }},
-    {"slots", [](Reader& r, Words& w) { w.problem.cache.slots = r.at_least(1); }},
-    {"cache_rows", [](Reader& r, Words& w) { w.problem.cache.rows = r.at_least(1); }},
+    {"page", [](Reader& r, Words& w) { w.problem.cache.page_size = r.size_from(1); }},
+    {"pages", [](Reader& r, Words& w) { w.problem.cache.pages = r.size_from(0); }},
+    {"slots", [](Reader& r, Words& w) { w.problem.cache.slots = r.size_from(1); }},
+    {"cache_rows", [](Reader& r, Words& w) { w.problem.cache.rows = r.size_from(1); }},
     {"cache_lens", [](Reader& r, Words& w) { read_list(r, w.cache_lens); }},
     {"cache_batch_idx", [](Reader& r, Words& w) { read_list(r, w.cache_batch_idx); }},
     {"left_pad", [](Reader& r, Words& w) { read_list(r, w.left_pad); }},
     {"page_table", [](Reader& r, Words& w) { read_list(r, w.page_table); }},
     {"rotary", read_rotary},
-    {"positions", [](Reader& r, Words& w) { w.problem.cache.rotary_positions = r.at_least(1); }},
+    {"positions", [](Reader& r, Words& w) { w.problem.cache.rotary_positions = r.size_from(1); }},
     {"kv", read_kv},
 };
 

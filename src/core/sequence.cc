@@ -93,7 +93,7 @@ Sequence sequence(const Problem& p, const Bindings& bound, int64_t batch) {
     if (p.cache.page_size) {
       const Operand& table = operand(p, TESSERA_PAGE_TABLE);
       s.slots.page = p.cache.page_size;
-      s.slots.table = list(bound, TESSERA_PAGE_TABLE) + offset_of(table, row, 0, 0, 0);
+      if (elements(table) > 0) s.slots.table = list(bound, TESSERA_PAGE_TABLE) + offset_of(table, row, 0, 0, 0);
       s.slots.table_step = table.extent[1] == 1 ? 0 : table.stride[1];
     } else {
       s.slots.plane = row;

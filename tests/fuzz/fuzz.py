@@ -55,7 +55,7 @@ def seeds_of(target):
     if target == "fuzz_run":
         for _ in range(200):  # short inputs choose little
             yield os.urandom(LONGEST[target])
-    found = HERE / f"{target.removeprefix('fuzz_')}.hex"  # what was found before: bytes in hex, then a word on it
+    found = HERE / f"{target.removeprefix('fuzz_')}.hex"  # what was found before: bytes in hex, # and a word on it
     if found.exists():
         for line in found.read_text(encoding="utf-8").splitlines():
             yield bytes.fromhex(line.split("#")[0])
@@ -74,12 +74,17 @@ def main():
         (corpus / f"seed{n}").write_bytes(seed)
     words = HERE / f"{target.name.removeprefix('fuzz_')}.dict"
     before = set(found.iterdir())
-    command = [str(target), f"-max_total_time={sys.argv[2]}", "-timeout=20", "-rss_limit_mb=2048", "-malloc_limit_mb=256",
-               "-len_control=0", f"-max_len={LONGEST[target.name]}", f"-artifact_prefix={found}/", *([f"-dict={words}"] if words.exists() else []), *sys.argv[3:], str(corpus)]
+    command = [
+        str(target), f"-max_total_time={sys.argv[2]}", f"-max_len={LONGEST[target.name]}", "-len_control=0", "-timeout=20",
+        "-rss_limit_mb=2048", "-malloc_limit_mb=256", f"-artifact_prefix={found}/"]
+    if words.exists():
+        command.append(f"-dict={words}")
+    command += sys.argv[3:] + [str(corpus)]
     print(" ".join(command), flush=True)
     code = subprocess.run(command).returncode
     for path in sorted(set(found.iterdir()) - before):
-        print(f"found {path}\n  replay: {target} --show {path}\n  reduce: {target} -minimize_crash=1 -max_total_time=60 {path}")
+        print(f"found {path}\n  replay: {target} --show {path}\n"
+              f"  reduce: {target} -minimize_crash=1 -max_total_time=60 {path}")
     sys.exit(code != 0)
 
 

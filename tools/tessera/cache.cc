@@ -109,6 +109,7 @@ void keep_only_keys(Case& c, int name, const std::vector<std::vector<char>>& liv
     for (int64_t j = 0; j < s.old_keys; ++j) {
       if (!live[static_cast<size_t>(b)][static_cast<size_t>(j)]) continue;
       const Place place = place_of(c, s, j);
+      if (place.plane < 0 || place.plane >= o.extent[0]) continue;
       for_each_index({1, 1, o.extent[2], o.extent[3]}, [&](const Index& i) {
         const Index at = {place.plane, place.row, i[2], i[3]};
         std::memcpy(c.at(name, at), old.memory.get() + static_cast<size_t>(offset_of(o, at)) * size, size);
@@ -138,7 +139,11 @@ CacheRow cache_row(const Case& c, int64_t batch) {
                          : c.has(TESSERA_SEQUSED_K) ? c.value(TESSERA_SEQUSED_K, batch)
                                                     : c.problem().len_k;
   s.old_keys = filled - s.pad;
-  if (appends(c.problem())) s.fresh = sequences(c, Side::fresh)[static_cast<size_t>(batch)].used;
+  const tessera_problem& p = c.problem();
+  if (appends(p)) s.fresh = sequences(c, Side::fresh)[static_cast<size_t>(batch)].used;
+  const bool there = s.row >= 0 && s.row < (p.cache.rows ? p.cache.rows : p.batch);
+  const bool fits = s.fresh >= 0 && s.keys() <= p.len_k && (p.cache.ring || s.pad + s.keys() <= slots_of(p));
+  if (!there || !fits || s.pad < 0 || s.old_keys < 0) s.old_keys = s.fresh = s.row = s.pad = 0;
   return s;
 }
 

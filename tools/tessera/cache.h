@@ -22,6 +22,7 @@ struct CacheRow {
   int64_t fresh = 0;     // new tokens
   int64_t keys() const { return old_keys + fresh; }
 };
+// What is unsound counts as a sequence without keys here: a run refuses it.
 CacheRow cache_row(const Case& c, int64_t batch);
 // First index (plane, row) of key j in k and v. Follows one page id.
 struct Place {
@@ -43,6 +44,7 @@ void for_each_new(const Case& c, Visit visit) {
       const CacheRow s = cache_row(c, b);
       for (int64_t j = s.old_keys; j < s.keys(); ++j) {
         const Place place = place_of(c, s, j);
+        if (place.plane < 0 || place.plane >= o.extent[0]) continue;
         for_each_index({1, 1, o.extent[2], o.extent[3]}, [&](const Index& i) {
           visit(name, Index{place.plane, place.row, i[2], i[3]});
         });
