@@ -75,8 +75,8 @@ def main():
     words = HERE / f"{target.name.removeprefix('fuzz_')}.dict"
     before = set(found.iterdir())
     command = [
-        str(target), f"-max_total_time={sys.argv[2]}", f"-max_len={LONGEST[target.name]}", "-len_control=0", "-timeout=20",
-        "-rss_limit_mb=2048", "-malloc_limit_mb=256", f"-artifact_prefix={found}/"]
+        str(target), f"-max_total_time={sys.argv[2]}", f"-max_len={LONGEST[target.name]}", "-len_control=0",
+        "-timeout=20", "-rss_limit_mb=2048", "-malloc_limit_mb=256", f"-artifact_prefix={found}/"]
     if words.exists():
         command.append(f"-dict={words}")
     command += sys.argv[3:] + [str(corpus)]
