@@ -279,7 +279,7 @@ void read_list(Reader& r, Lists& list) {
   list.values = r.lengths();
 }
 
-// Every key that takes a value. Names of another are never the beginning of one.
+// Every key that takes a value; reading and hints both walk this table.
 struct Option {
   string_view key;
   void (*read)(Reader&, Words&);

@@ -2,8 +2,6 @@
 // write.
 #pragma once
 
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "case.h"
