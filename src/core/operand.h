@@ -120,10 +120,8 @@ int64_t dtype_bytes(int32_t dtype);
 
 // Element (a, b, c, d) of an operand; a dimension of extent 1 broadcasts, so its stride is not read.
 inline int64_t offset_of(const Operand& o, int64_t a, int64_t b, int64_t c, int64_t d) {
-  const int64_t at[4] = {a, b, c, d};
-  int64_t sum = 0;
-  for (int i = 0; i < 4; ++i) sum += o.extent[i] == 1 ? 0 : at[i] * o.stride[i];
-  return sum;
+  const auto step = [&](int i) { return o.extent[i] == 1 ? 0 : o.stride[i]; };
+  return a * step(0) + b * step(1) + c * step(2) + d * step(3);
 }
 
 // Dense strides in the given layout; the whole operand for names that layouts do not touch.

@@ -1,6 +1,7 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "core/check.h"
@@ -142,22 +143,27 @@ std::string to_text(const Plan& plan) {
 }
 
 void check_pointers(const Problem& p, const Bindings& bound) {
-  for (int name = 0; name < TESSERA_NAMES; ++name) {
-    if (!has(p, name) || elements(operand(p, name)) == 0) continue;
+  std::array<int, TESSERA_NAMES> names;  // of operands that hold something
+  size_t count = 0;
+  for (int name = 0; name < TESSERA_NAMES; ++name)
+    if (has(p, name) && elements(operand(p, name)) > 0) names[count++] = name;
+  const std::span present(names.data(), count);
+  const auto is_key_or_value = [](int name) { return name == TESSERA_K || name == TESSERA_V; };
+
+  for (const int name : present) {
     const auto address = reinterpret_cast<uintptr_t>(bound.data[name]);
     const auto bytes = static_cast<uintptr_t>(dtype_bytes(operand(p, name).dtype));
     require(address != 0, "{} is bound to NULL; the plan was made with it. Bind its first element.",
             operand_row(name).text);
     require(address % bytes == 0, "{} is at address {:#x}; a {} must stand at a multiple of {} bytes. Copy it.",
             operand_row(name).text, address, rules::dtype_rows[operand(p, name).dtype].text, bytes);
-    const auto one_memory = [&](int other) {
-      return p.cache.v_in_k && (name == TESSERA_K || name == TESSERA_V) && (other == TESSERA_K || other == TESSERA_V);
-    };
-    for (int other = 0; is_written(role(p, name)) && other < TESSERA_NAMES; ++other)
-      require(other == name || one_memory(other) || !has(p, other) || elements(operand(p, other)) == 0 ||
-                  bound.data[other] != bound.data[name],
+    if (!is_written(role(p, name))) continue;
+    for (const int other : present) {
+      const bool one_memory = p.cache.v_in_k && is_key_or_value(name) && is_key_or_value(other);
+      require(other == name || one_memory || bound.data[other] != bound.data[name],
               "{} and {} are bound to one address; what is written must not be read. Give {} its own memory.",
               operand_row(name).text, operand_row(other).text, operand_row(name).text);
+    }
   }
   require(!p.cache.v_in_k || bound.data[TESSERA_K] == bound.data[TESSERA_V],
           "k and v are bound to two addresses; cache.v_in_k says that v lies in k. Bind both to k's.");

@@ -187,7 +187,7 @@ void check_lengths(const Problem& p, const Bindings& bound) {
   }
 }
 
-bool targets_may_meet(const Problem& p) {
+static bool targets_may_meet(const Problem& p) {
   return appends(p) && (has(p, TESSERA_CACHE_BATCH_IDX) || p.cache.page_size > 0);
 }
 int64_t most_targets(const Problem& p) {

@@ -164,7 +164,7 @@ void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
   }
   for (Index j = item.keys.begin; j < item.keys.end; ++j) {
     T* dk = b.grad_k + (j - item.keys.begin) * b.d;
-    settle(dk, b.d, scale_of<T>(t.p));
+    settle(dk, b.d, static_cast<T>(t.scale));
     if (t.has(TESSERA_DK)) store_row(dk, plane_k(t, TESSERA_DK, s, item.kv), j, t.p.dim);
     T* dv = b.grad_v + (j - item.keys.begin) * b.dv;
     settle(dv, b.dv, T{1});
@@ -176,14 +176,12 @@ void gradients_of_keys(const Task& t, const KeyItem& item, std::byte* scratch) {
 template <class T, class After>
 TESSERA_ALWAYS void walk_rows(const Task& t, const RowItem& item, BackwardBuffers<T>& b, After&& after) {
   const Sequence& s = item.s;
-  const rules::BandMask band = core::band_mask(t.p, s);
   name_rows(b.rows, t, item.kv, item.rows);
   load_backward_rows(t, s, b);
-  const rules::Visit visit = rules::visit(band, {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1});
-  visit_tiles(visit, {0, s.k.used}, t.tile_keys, [&](Range keys) {
+  visit_tiles(item.visit, {0, s.k.used}, t.tile_keys, [&](Range keys) {
     load_backward_keys(t, s, item.kv, keys, b);
-    const Guard<T> guard = {t, s, band, {visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b};
-    if (gradient_tile(t, s, band, guard.mask, keys, b)) after(guard);
+    const Guard<T> guard = {t, s, item.band, {item.visit.full.covers(keys), core::has_element_mask(t.p)}, keys, b};
+    if (gradient_tile(t, s, item.band, guard.mask, keys, b)) after(guard);
   });
 }
 
@@ -194,7 +192,7 @@ void gradients_of_rows(const Task& t, const RowItem& item, std::byte* scratch) {
   clear(b.grad_q, item.rows.size() * b.d);
   walk_rows(t, item, b, [&](const Guard<T>& guard) { guard.onto_rows(b.dz, b.k, b.d, b.grad_q); });
   for (Index r = 0; r < b.rows.count; ++r) {
-    settle(b.grad_q + r * b.d, b.d, scale_of<T>(t.p));
+    settle(b.grad_q + r * b.d, b.d, static_cast<T>(t.scale));
     store_row(b.grad_q + r * b.d, plane_q(t, TESSERA_DQ, item.s, b.rows.h[r]), b.rows.i[r], t.p.dim);
   }
 }

@@ -134,17 +134,16 @@ struct Operands {  // the packed tiles of one kind of product
 };
 
 template <class P>
-void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band, const rules::Visit& visit,
-                 const core::Seen& seen, Range keys, ForwardBuffers<typename P::Number>& b,
+void attend_tile(const Task& t, const RowItem& item, Range keys, ForwardBuffers<typename P::Number>& b,
                  State<typename P::Number>& state) {
   using T = typename P::Number;
   using Op = Operands<P>;
   const Sequence& s = item.s;
-  TileMask mask = {visit.full.covers(keys), core::has_element_mask(t.p)};
-  const auto fill = [&] { return fill_kept(t, s, band, b.rows, keys, b.kept, b.n); };
+  TileMask mask = {item.visit.full.covers(keys), core::has_element_mask(t.p)};
+  const auto fill = [&] { return fill_kept(t, s, item.band, b.rows, keys, b.kept, b.n); };
   if (mask.elements && fill() == 0) return;
 
-  Op::load_keys_transposed(t, s, item.kv, keys, seen, b);
+  Op::load_keys_transposed(t, s, item.kv, keys, item.seen, b);
   const Index columns = padded(keys.size());
   clear(b.scores, b.rows.count * b.n);
   multiply<P>(b.rows.count, columns, Op::depth(t.p.dim), Op::queries(b), reinterpret_cast<typename P::Element*>(b.kt),
@@ -152,7 +151,7 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
 
   for (Index r = 0; r < b.rows.count; ++r) {
     T* row = b.scores + r * b.n;
-    score_row<T>(t, s, band, mask, b.rows.i[r], b.rows.h[r], keys, b.kept + r * b.n, row, nullptr, b.line);
+    score_row<T>(t, s, item.band, mask, b.rows.i[r], b.rows.h[r], keys, b.kept + r * b.n, row, nullptr, b.line);
     const T rescale = softmax_row(row, columns, state.largest[r], state.sum[r]);
     T* out = state.out + r * b.dv;
     if (rescale != 1)
@@ -165,13 +164,13 @@ void attend_tile(const Task& t, const RowItem& item, const rules::BandMask& band
 
   // Numbers of V that are not finite count as 0 in the product and are added where they are kept: a row's bits depend
   // neither on them where it excludes them, nor on what its neighbours see.
-  const bool finite = Op::load_values(t, s, item.kv, keys, seen, b);
+  const bool finite = Op::load_values(t, s, item.kv, keys, item.seen, b);
   if (!finite) Op::clear_nonfinite(keys, b);
   multiply<P>(b.rows.count, b.dv, Op::depth(keys.size()), Op::weights(keys, b),
               reinterpret_cast<typename P::Element*>(b.v), b.dv, state.out, b.dv);
   if (finite) return;
   if (!mask.elements) fill();
-  load_keys(t, TESSERA_V, s, item.kv, keys, seen, t.p.dim_v, b.v, b.dv);
+  load_keys(t, TESSERA_V, s, item.kv, keys, item.seen, t.p.dim_v, b.v, b.dv);
   for (Index r = 0; r < b.rows.count; ++r)
     for (Index j = 0; j < keys.size(); ++j)
       for (Index c = 0; b.kept[r * b.n + j] && c < b.dv; ++c) {
@@ -230,17 +229,10 @@ struct Attention {
   const Task& t;
   const RowItem& item;
   ForwardBuffers<T> b;
-  rules::BandMask band;
-  rules::Visit visit;
-  core::Seen seen;
 
   Attention(const Task& task, const RowItem& rows, std::byte* scratch)
       : t(task), item(rows), b(buffers(task, scratch)) {
-    band = core::band_mask(t.p, item.s);
     name_rows(b.rows, t, item.kv, item.rows);
-    const Range rows_seeing = {b.rows.i[0], b.rows.i[b.rows.count - 1] + 1};
-    visit = rules::visit(band, rows_seeing);
-    seen = core::seen_keys(band, visit, rows_seeing);
     Operands<P>::load_queries(t, item.s, b);
   }
   static ForwardBuffers<T> buffers(const Task& t, std::byte* scratch) {
@@ -251,12 +243,11 @@ struct Attention {
     return rules::overlap({chunk * t.chunk_keys(), (chunk + 1) * t.chunk_keys()}, {0, item.s.k.used});
   }
   bool sees(Range keys) const {
-    return !rules::overlap(visit.head, keys).empty() || !rules::overlap(visit.near, keys).empty();
+    return !rules::overlap(item.visit.head, keys).empty() || !rules::overlap(item.visit.near, keys).empty();
   }
   void attend_chunk(Range keys, State<T>& state) {
     begin(state, b.rows.count, b.dv);
-    visit_tiles(visit, keys, t.tile_keys,
-                [&](Range tile) { attend_tile<P>(t, item, band, visit, seen, tile, b, state); });
+    visit_tiles(item.visit, keys, t.tile_keys, [&](Range tile) { attend_tile<P>(t, item, tile, b, state); });
   }
 };
 
@@ -266,7 +257,7 @@ void attend(const Task& t, const RowItem& item, std::byte* scratch) {
   Attention<P> a(t, item, scratch);
   auto& b = a.b;
   begin(b.whole, b.rows.count, b.dv);
-  const Range seen = rules::hull(a.visit.head, a.visit.near);
+  const Range seen = rules::hull(item.visit.head, item.visit.near);
   bool first = true;
   for (Index chunk = seen.begin / t.chunk_keys(); chunk * t.chunk_keys() < seen.end; ++chunk) {
     const Range keys = a.keys_of(chunk);

@@ -33,11 +33,6 @@ struct Tanh {
 };
 
 template <class T>
-T scale_of(const Problem& p) {
-  return static_cast<T>(p.has_scale ? p.scale : 1 / std::sqrt(static_cast<double>(p.dim)));
-}
-
-template <class T>
 void cut(T* row, Range keep, Index n) {  // -inf outside of `keep`, both in 0..n
   const Index begin = rules::min(rules::max(keep.begin, Index{0}), n), end = rules::max(rules::min(keep.end, n), begin);
   for (Index c = 0; c < begin; ++c) row[c] = -infinity<T>;
@@ -59,7 +54,7 @@ void score_row(const Task& t, const Sequence& s, const rules::BandMask& band, Ti
                Range keys, const uint8_t* kept, T* row, T* cap, T* line) {
   const Index n = keys.size(), end = padded(n);
   const Problem& p = t.p;
-  const T scale = scale_of<T>(p);
+  const T scale = static_cast<T>(t.scale);
   const T softcap = static_cast<T>(p.softcap), inverse = static_cast<T>(p.softcap > 0 ? 1 / p.softcap : 0);
   for (Index c = 0; c < end; c += lanes<T>) {
     Vec<T> z = load(row + c) * scale;

@@ -41,23 +41,45 @@ _Pragma("GCC push_options") TESSERA_PRAGMA_(TESSERA_TARGET)
 
 namespace tessera::cpu::TESSERA_ISA {
 
+// A step that leaves the registers clean, however it ends.
+template <auto step>
+struct Entry;
+template <class Item, void (*step)(const Task&, const Item&, std::byte*)>
+struct Entry<step> {
+  static void run(const Task& t, const Item& item, std::byte* scratch) {
+    step(t, item, scratch);
+    clean_registers();
+  }
+};
+template <auto step>
+inline constexpr auto entry = Entry<step>::run;
+
 #ifdef TESSERA_BF16_DOT
 const Body& body() {
-  static constexpr Body table = {
-      append<float>, attend<Pairs>, attend_chunk<Pairs>, combine<float>, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static constexpr Body table = {entry<append<float>>,
+                                 entry<attend<Pairs>>,
+                                 entry<attend_chunk<Pairs>>,
+                                 entry<combine<float>>,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr,
+                                 nullptr};
   return table;
 }
 #else
+template <class T>
+inline constexpr Body table = {entry<append<T>>,
+                               entry<attend<Plain<T>>>,
+                               entry<attend_chunk<Plain<T>>>,
+                               entry<combine<T>>,
+                               entry<row_deltas<T>>,
+                               entry<gradients_of_keys<T>>,
+                               entry<gradients_of_rows<T>>,
+                               entry<gradients_of_slopes<T>>,
+                               entry<gradients_of_bias<T>>};
 const Body& body(bool f64) {
-  static constexpr Body f32_table = {
-      append<float>,           attend<Plain<float> >,    attend_chunk<Plain<float> >, combine<float>,
-      row_deltas<float>,       gradients_of_keys<float>, gradients_of_rows<float>,    gradients_of_slopes<float>,
-      gradients_of_bias<float>};
-  static constexpr Body f64_table = {
-      append<double>,           attend<Plain<double> >,    attend_chunk<Plain<double> >, combine<double>,
-      row_deltas<double>,       gradients_of_keys<double>, gradients_of_rows<double>,    gradients_of_slopes<double>,
-      gradients_of_bias<double>};
-  return f64 ? f64_table : f32_table;
+  return f64 ? table<double> : table<float>;
 }
 #endif
 

@@ -1,5 +1,6 @@
 // What the per-instruction-set bodies are handed: one item of work at a time, and one thread's buffers.
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,6 +23,7 @@ struct Task {
   const Problem& p;
   const Bindings& bound;
   Index tile_rows, tile_keys;
+  double scale = p.has_scale ? p.scale : 1 / std::sqrt(static_cast<double>(p.dim));
   // States of chunks: by row_slot, then chunk, `state_size` numbers each.
   std::byte* states = nullptr;
   // (plane, Hq, rows of q): dO . out, by what accumulates; each row's share of dSlopes.
@@ -60,6 +62,9 @@ struct RowItem {
   Sequence s;
   Index kv;
   Range rows;
+  rules::BandMask band;
+  rules::Visit visit;  // the keys that the rows see
+  core::Seen seen;
 };
 // The same against one chunk of keys; the state goes to the workspace.
 struct ChunkItem {

@@ -164,7 +164,11 @@ inline bool rotates(const Task& t, const Sequence& s) {
 
 template <class T>
 void load_rows(const Task& t, int name, const Sequence& s, const RowTile& tile, Index n, T* to, Index to_row) {
-  for (Index r = 0; r < tile.count; ++r) load_row(to + r * to_row, plane_q(t, name, s, tile.h[r]), tile.i[r], n);
+  Plane from = {};
+  for (Index r = 0; r < tile.count; ++r) {
+    if (r == 0 || tile.h[r] != tile.h[r - 1]) from = plane_q(t, name, s, tile.h[r]);
+    load_row(to + r * to_row, from, tile.i[r], n);
+  }
 }
 
 // One number of a row operand (lse, dlse, max_score) and of a head operand (slopes, sinks).

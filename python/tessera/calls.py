@@ -1,0 +1,277 @@
+"""Calls that are planned once: options become a Caller, which finds the plan by the arrays' shapes and strides."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import numbers
+import sys
+from typing import Any, Callable, NamedTuple
+
+from . import _tessera
+from .mask import Mask
+from .problem import BACKWARD, DTYPES, FORWARD, LAYOUTS, NAMES, Array, Bounds, Form, Wish, build
+
+INPUTS = (
+    "q", "k", "v", "bias", "slopes", "sinks", "keep", "exclude_keys", "documents_q", "documents_k",
+    "corner_offsets", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
+)  # fmt: skip
+DIFFERENTIABLE = INPUTS[:6]
+most_callers = 512  # past it all are forgotten: options that never come back hold no memory
+
+
+class Options(NamedTuple):
+    """What a forward or backward call depends on besides its arrays. Hashable; see :func:`tessera.attention`."""
+
+    mask: str = "none"
+    scale: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    layout: str = "bshd"
+    max_len_q: int | None = None
+    max_len_k: int | None = None
+    out_dtype: str | None = None
+    lse: bool = False
+    max_score: bool = False
+    deterministic: bool = False
+    batch_invariant: bool = False
+    allow_tf32: bool = False
+    kernels: str | None = None
+    threads: int = 0
+    workspace_limit: int | None = None
+
+    def words(self) -> str:
+        """As words of a problem line."""
+        words = [f"mask={self.mask}"]
+        if self.scale is not None:
+            words.append(f"scale={float(self.scale)!r}")
+        if self.softcap is not None:
+            words.append(f"softcap={float(self.softcap)!r}")
+        if self.dropout:
+            words.append(f"dropout={float(self.dropout)!r}")
+        words += [w for w in ("deterministic", "batch_invariant", "allow_tf32") if getattr(self, w)]
+        return " ".join(words)
+
+
+mask_of_text = functools.lru_cache(256)(Mask)
+
+
+def mask_of(mask: Mask | str) -> Mask:
+    if isinstance(mask, str):
+        return mask_of_text(mask)
+    if isinstance(mask, Mask):
+        return mask
+    raise ValueError(
+        f"mask is a {type(mask).__name__}; it must be a tessera.Mask, a text such as 'causal', or None. A bool array "
+        f"that keeps keys where it is True is Mask.keep(array); an array that is added to the scores is bias=array."
+    )
+
+
+def check_options(options: Any) -> None:
+    """Types that a key can rely on: a tensor's number may change while the tensor stays the same."""
+    for name in ("scale", "softcap", "dropout"):
+        value = getattr(options, name, None)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+            raise ValueError(f"{name} is a {type(value).__name__}; it must be a Python number. Pass float({name}).")
+    if options.layout not in LAYOUTS:
+        raise ValueError(
+            f"layout is {options.layout!r}; it must be 'bshd', (batch, seq, heads, dim), or 'bhsd', (batch, heads, seq, dim). "
+            f"Packed arrays have no batch axis."
+        )
+
+
+# ------------------------------------------------------------------------------------------------- making results
+
+
+def empty(like: Any, dtype: str, shape: tuple[int, ...]) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
+    """A call that makes an array of the same library, on the same device, as `like`."""
+    if is_torch(like):
+        return bridge().empty(like, dtype, shape)
+    import numpy
+
+    return numpy.empty, (shape,), {"dtype": numpy_dtype(dtype)}
+
+
+def numpy_dtype(dtype: str) -> Any:
+    import numpy
+
+    if dtype in ("bf16", "e4m3"):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise NotImplementedError(f"NumPy has no {dtype}; install ml_dtypes, which brings it.") from None
+        return numpy.dtype({"bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}[dtype])
+    return numpy.dtype({"f64": "float64", "f32": "float32", "f16": "float16", "i32": "int32", "bool": "bool"}[dtype])
+
+
+_torch_types: dict[type, bool] = {}
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a torch tensor. torch is never imported for it: whoever has a tensor has imported torch."""
+    known = _torch_types.get(type(array))
+    return _learn(array) if known is None else known
+
+
+def _learn(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return False
+    known = _torch_types[type(array)] = isinstance(array, torch.Tensor)
+    return known
+
+
+def bridge() -> Any:
+    """The module that knows torch."""
+    return sys.modules.get("tessera.torch") or importlib.import_module("tessera.torch")
+
+
+def accumulation(dtype: int) -> int:
+    return DTYPES["f64"] if dtype == DTYPES["f64"] else DTYPES["f32"]
+
+
+def plan_of(problem: Any, options: Any) -> _tessera.Plan:
+    options = getattr(options, "options", options)
+    limit = -1 if options.workspace_limit is None else options.workspace_limit
+    return _tessera.Plan(problem, "host", options.kernels, options.threads, limit)
+
+
+def form_of(layout: str, described: dict[str, Array], cache: bool = False) -> Form:
+    return Form(
+        layout,
+        "cu_seqlens_q" in described,
+        "cu_seqlens_k" in described,
+        "cu_seqlens_new" in described,
+        cache,
+        "page_table" in described,
+    )
+
+
+def need(described: dict[str, Array], *names: str) -> None:
+    for name in names:
+        if name not in described:
+            raise ValueError(f"{name} is None; it must be given.")
+
+
+def planned(problem_of: Callable[..., Any], options: Any, names: tuple[str, ...]) -> Callable[..., Any]:
+    """What a Caller asks for once for each set of shapes: the plan, and how its results are allocated.
+
+    problem_of(options, given, described) returns the problem, the shapes of its results, and what a call returns: a
+    Wish each, ... for the plan, None for nothing."""
+
+    def make(arrays: tuple, described: tuple) -> tuple:
+        given = {n: a for n, a in zip(names, arrays) if a is not None}
+        known = {n: Array(*d) for n, d in zip(names, described) if d is not None}
+        problem, shapes, returned = problem_of(options, given, known)
+        like = next(iter(given.values()))
+
+        def output(wish: Any) -> Any:
+            if not isinstance(wish, Wish):
+                return wish
+            return NAMES[wish.name], *empty(like, _tessera.DTYPES[wish.dtype], shapes[wish.name])
+
+        return plan_of(problem, options), tuple(map(output, returned))
+
+    return make
+
+
+callers: dict[Any, Callable[..., Any]] = {}  # by what tells their options from all others
+
+
+def caller_of(
+    key: Any, names: tuple[str, ...], problem_of: Callable[..., Any], options: Any, result: type = tuple, ours: int = 0
+) -> Callable[..., Any]:
+    """call(arrays, seed, offset, stream) for these options, which returns a `result`. The first `ours` arrays are known
+    from a call before."""
+    if len(callers) >= most_callers:
+        callers.clear()
+    caller = _tessera.Caller(tuple(NAMES[n] for n in names), planned(problem_of, options, names), result, ours)
+    callers[key] = caller.call
+    return caller.call
+
+
+class Result(NamedTuple):
+    """What a call returns."""
+
+    out: Any
+    """(B, Sq, Hq, Dv) in the call's layout, packed (rows, Hq, Dv); q's dtype, or the out_dtype asked for."""
+    lse: Any
+    """(B, Hq, Sq), packed (Hq, rows): natural log; -inf of a row that sees no key. float32, of float64 float64.
+    None unless return_lse."""
+    plan: Any
+    """Which kernel ran, what it took and why not the others: plan.kernel, print(plan), plan.reasons(). None while
+    torch.compile traces; tessera.trace() tells what ran."""
+
+
+class ResultWithMax(NamedTuple):
+    """What a call with return_max_score returns."""
+
+    out: Any
+    lse: Any
+    plan: Any
+    max_score: Any
+    """As lse: the largest score of a row's kept keys; -inf if there is none."""
+
+
+# ----------------------------------------------------------------------------------------------- forward, backward
+
+
+def forward_problem(options: Options, given: dict[str, Any], described: dict[str, Array]) -> tuple:
+    need(described, "q", "k", "v")
+    check_options(options)
+    q = described["q"].dtype
+    if options.out_dtype is not None and options.out_dtype not in DTYPES:
+        raise ValueError(f"out_dtype is {options.out_dtype!r}; it must be q's, or 'f32' ('f64' of float64).")
+    out_dtype = q if options.out_dtype is None else DTYPES[options.out_dtype]
+    out = None if "out" in described else Wish("out", out_dtype)
+    lse = Wish("lse", accumulation(q)) if options.lse else None
+    max_score = Wish("max_score", accumulation(q)) if options.max_score else None
+    wishes = tuple(w for w in (out, lse, max_score) if w)
+    form = form_of(options.layout, described)
+    bounds = Bounds(options.max_len_q, options.max_len_k)
+    problem, shapes = build(FORWARD, options.words(), form, given, described, wishes, bounds, written=("out",))
+    return problem, shapes, (out or FORWARD_NAMES.index("out"), lse, ..., *((max_score,) if max_score else ()))
+
+
+FORWARD_NAMES = (*INPUTS, "out")
+
+
+def forward_caller(key: tuple) -> Callable[..., Any]:
+    """Its calls return a Result, or ResultWithMax. `key`: Options, or a plain tuple like it."""
+    call = callers.get(key)
+    if call is None:
+        options = Options(*key)
+        result = ResultWithMax if options.max_score else Result
+        call = caller_of(key, FORWARD_NAMES, forward_problem, options, result)
+    return call
+
+
+BACKWARD_NAMES = (*INPUTS, "out", "lse", "dout", "dlse")
+
+
+class Backward(NamedTuple):
+    """A backward call: the options of its forward, and which of DIFFERENTIABLE want gradients."""
+
+    options: Options
+    wanted: tuple[bool, ...]
+
+
+def backward_problem(key: Backward, given: dict[str, Any], described: dict[str, Array]) -> tuple:
+    options = key.options
+    grads = tuple(
+        Wish("d" + name, described[name].dtype) if wanted and name in described else None
+        for name, wanted in zip(DIFFERENTIABLE, key.wanted)
+    )
+    form = form_of(options.layout, described)
+    wishes = tuple(w for w in grads if w)
+    bounds = Bounds(options.max_len_q, options.max_len_k)
+    problem, shapes = build(BACKWARD, options.words(), form, given, described, wishes, bounds)
+    return problem, shapes, (*grads, ...)
+
+
+def backward_caller(key: tuple) -> Callable[..., Any]:
+    """Its calls return the gradients of DIFFERENTIABLE, None where not wanted, and the plan. `key`: Backward, or like it."""
+    ours = BACKWARD_NAMES.index("dout")
+    return callers.get(key) or caller_of(
+        key, BACKWARD_NAMES, backward_problem, Backward(Options(*key[0]), key[1]), tuple, ours
+    )
