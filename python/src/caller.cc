@@ -61,6 +61,12 @@ Calls& calls_of(PyObject* self) {
 // What a plan depends on, of all arrays; never what they hold.
 class Key {
  public:
+  // Of one shape NumPy's arrays and torch's have results of different kinds.
+  explicit Key(PyObject* first) {
+    const PyTypeObject* type = Py_TYPE(first);
+    std::memcpy(end_, &type, sizeof type);
+    end_ += sizeof type;
+  }
   void absent() { put(-1); }
   void add(const Tensor& t) {
     put(t.rank | t.dtype << 8 | t.device << 16 | (t.read_only ? 1 << 24 : 0));
@@ -82,7 +88,8 @@ class Key {
   }
   size_t size() const { return static_cast<size_t>(end_ - bytes_); }
 
-  char bytes_[static_cast<size_t>(most_arrays) * (2 * sizeof(int32_t) + 2 * most_dims * sizeof(int64_t))];
+  char bytes_[sizeof(void*) +
+              static_cast<size_t>(most_arrays) * (2 * sizeof(int32_t) + 2 * most_dims * sizeof(int64_t))];
   char* end_ = bytes_;
 };
 
@@ -212,7 +219,7 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
 
   Tensor tensors[most_arrays];
   Ref keepers[most_arrays];
-  Key key;
+  Key key(arrays > 0 ? PyTuple_GetItem(args[0], 0) : Py_None);
   for (size_t n = 0; n < arrays; ++n) {
     PyObject* array = PyTuple_GetItem(args[0], static_cast<Py_ssize_t>(n));
     if (array == Py_None) {

@@ -105,7 +105,11 @@ bool from_dlpack(const dlpack::Tensor& d, const char* name, Tensor& t) {
 
 bool read_exchange(const Reader& reader, PyObject* object, const char* name, Tensor& t) {
   dlpack::Tensor d;
-  return reader.api->tensor_from_object(object, &d) == 0 && from_dlpack(d, name, t);
+  if (reader.api->tensor_from_object(object, &d) == 0) return from_dlpack(d, name, t);
+  PyErr_Clear();
+  return refuse(
+      PyExc_NotImplementedError, name,
+      "has no plain memory: it is sparse, on the meta device, or batched by vmap. Pass a dense tensor with data.");
 }
 
 // The capsule keeps the memory; nobody takes it over, so its own end gives it back.

@@ -269,7 +269,7 @@ def cascade(
     """
     problems, bound = [], []
     like_q = Description(*_tessera.describe(q))
-    wishes = (Wish("out", DTYPES[out_dtype] if out_dtype else like_q.dtype),)
+    wishes: tuple[Wish, ...] = (Wish("out", DTYPES[out_dtype] if out_dtype else like_q.dtype),)
     if return_lse:
         wishes += (Wish("lse", accumulation(like_q.dtype)),)
     shapes: dict[str, tuple[int, ...]] = {}

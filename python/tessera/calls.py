@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import numbers
 import sys
 from typing import Any, Callable, NamedTuple
@@ -53,12 +51,17 @@ class Options(NamedTuple):
         return " ".join(words)
 
 
-mask_of_text = functools.lru_cache(256)(Mask)
+masks: dict[str, Mask] = {}  # by text
 
 
 def mask_of(mask: Mask | str) -> Mask:
     if isinstance(mask, str):
-        return mask_of_text(mask)
+        known = masks.get(mask)
+        if known is None:
+            if len(masks) >= most_callers:
+                masks.clear()
+            known = masks[mask] = Mask(mask)
+        return known
     if isinstance(mask, Mask):
         return mask
     raise ValueError(
@@ -123,7 +126,9 @@ def _learn(array: Any) -> bool:
 
 def bridge() -> Any:
     """The module that knows torch."""
-    return sys.modules.get("tessera.torch") or importlib.import_module("tessera.torch")
+    from . import torch
+
+    return torch
 
 
 def accumulation(dtype: int) -> int:

@@ -6,8 +6,8 @@ that may change without compiling again.
 
 from __future__ import annotations
 
+import ast
 import functools
-import json
 from typing import Any
 
 import torch
@@ -41,12 +41,13 @@ library.define(
 
 
 def spell(options: tuple) -> str:
-    return json.dumps(options)
+    """As Python writes it, which the tracer of torch.compile can."""
+    return repr(tuple(options))
 
 
 @functools.lru_cache(1024)
 def read(text: str) -> Options:
-    return Options(*json.loads(text))
+    return Options(*ast.literal_eval(text))
 
 
 def with_bounds(text: str, max_len_q: int | None, max_len_k: int | None) -> Options:
@@ -84,7 +85,7 @@ def _attention_fake(*given: Any) -> tuple:
     letters = axes("q", form, 0)
     sizes = dict(zip(letters, q.shape)) | {"v": v.shape[-1]}
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty([sizes[n] for n in axes("out", form, 0)], dtype=DTYPES.get(options.out_dtype, q.dtype))
+    out = q.new_empty([sizes[n] for n in axes("out", form, 0)], dtype=DTYPES[options.out_dtype] if options.out_dtype else q.dtype)
     lse = q.new_empty([sizes[n] for n in axes("lse", form, 0)], dtype=exact)
     return out, lse, torch.empty_like(lse) if options.max_score else q.new_empty(0)
 
@@ -135,13 +136,14 @@ library.define(f"append({arguments(STORED, ('k', 'v', 'k_new'), WRITTEN)}, str o
 
 @functools.lru_cache(1024)
 def read_cache(text: str) -> CacheOptions:
-    options = CacheOptions(*json.loads(text))
+    options = CacheOptions(*ast.literal_eval(text))
     return options._replace(cache=Cache(*options.cache))
 
 
 def cached(name: str, options: CacheOptions, names: tuple[str, ...], arrays: tuple) -> tuple:
     bounds = options.max_len_q, options.max_len_k, options.max_len_new
-    text = spell(options._replace(max_len_q=None, max_len_k=None, max_len_new=None))
+    unbound = options._replace(max_len_q=None, max_len_k=None, max_len_new=None)
+    text = spell(tuple(tuple(o) if isinstance(o, Cache) else o for o in unbound))
     if name == "append":
         torch.ops.tessera.append(*arrays, text, *bounds)
         return (None,)
@@ -173,7 +175,7 @@ def _decode_fake(*given: Any) -> tuple:
     form = Form(options.layout, packed, False, False, True, False)
     sizes = dict(zip(axes("q", form, 0), q.shape)) | {"v": v.shape[-1]}
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty([sizes[n] for n in axes("out", form, 0)], dtype=DTYPES.get(options.out_dtype, q.dtype))
+    out = q.new_empty([sizes[n] for n in axes("out", form, 0)], dtype=DTYPES[options.out_dtype] if options.out_dtype else q.dtype)
     lse = q.new_empty([sizes[n] for n in axes("lse", form, 0)] if options.lse else [0], dtype=exact)
     return out, lse
 

@@ -15,7 +15,7 @@ def orders(layout: str, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]
     out = ("" if packed else "b") + ("sHd" if layout == "bshd" else "Hsd")
     lse = "Hs" if packed else "bHs"
     place = [{AXES[letter][1]: at for at, letter in enumerate(letters)} for letters in (out, lse)]
-    return tuple(tuple(p.get(d, -1) for d in range(4)) for p in place)  # type: ignore[return-value]
+    return tuple(place[0].get(d, -1) for d in range(4)), tuple(place[1].get(d, -1) for d in range(4))
 
 
 def run_merge(outs: Sequence[Array], lses: Sequence[Array], layout: str, threads: int) -> tuple[Array, Array]:

@@ -30,7 +30,7 @@ def empty(like: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> tuple:
 
 def stream_of(tensor: torch.Tensor) -> int | None:
     """The stream that the tensor's device is used with now."""
-    return None if tensor.is_cpu else torch.cuda.current_stream(tensor.device).cuda_stream
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
 
 
 # ------------------------------------------------------------------------------------------------------------ eager
@@ -126,7 +126,8 @@ class Attention(torch.autograd.Function):
         saved = ctx.saved_tensors
         if len(saved) == 5:
             saved = (*saved[:3], *NOTHING_ELSE[1:], *saved[3:])
-        return (None, *backward(*ctx.call, saved, dout, dlse, ctx.needs_input_grad[1:]))
+        key, seed, offset = ctx.call
+        return (None, *backward(key, seed, offset, saved, dout, dlse, ctx.needs_input_grad[1:]))
 
 
 def backward(key: tuple, seed: int, offset: int, saved: tuple, dout: Any, dlse: Any, wanted: tuple) -> tuple:
