@@ -58,6 +58,14 @@ bool refuse(PyObject* kind, const char* name, const char* what) {
   return false;
 }
 
+// Whatever torch itself said of it.
+bool refuse_without_memory(const char* name) {
+  PyErr_Clear();
+  return refuse(
+      PyExc_NotImplementedError, name,
+      "has no plain memory: it is sparse, on the meta device, or batched by vmap. Pass a dense tensor with data.");
+}
+
 bool set_rank(Tensor& t, int64_t rank, const char* name) {
   if (rank > most_dims) {
     PyErr_Format(PyExc_ValueError, "%s has %lld dimensions; none has more than 4.", name, static_cast<long long>(rank));
@@ -106,10 +114,7 @@ bool from_dlpack(const dlpack::Tensor& d, const char* name, Tensor& t) {
 bool read_exchange(const Reader& reader, PyObject* object, const char* name, Tensor& t) {
   dlpack::Tensor d;
   if (reader.api->tensor_from_object(object, &d) == 0) return from_dlpack(d, name, t);
-  PyErr_Clear();
-  return refuse(
-      PyExc_NotImplementedError, name,
-      "has no plain memory: it is sparse, on the meta device, or batched by vmap. Pass a dense tensor with data.");
+  return refuse_without_memory(name);
 }
 
 // The capsule keeps the memory; nobody takes it over, so its own end gives it back.
@@ -142,7 +147,7 @@ bool read_attributes(PyObject* object, const char* name, Tensor& t) {
   const Ref pointer(PyObject_CallMethodObjArgs(object, s_data_ptr, nullptr));
   const Ref is_cpu(PyObject_GetAttr(object, s_is_cpu));
   if (!dtype || !shape || !stride || !pointer || !is_cpu || !PyTuple_Check(shape.get()) || !PyTuple_Check(stride.get()))
-    return PyErr_Occurred() ? false : refuse(PyExc_TypeError, name, "is no strided tensor.");
+    return refuse_without_memory(name);
   PyObject* known = dtypes ? PyDict_GetItem(dtypes, dtype.get()) : nullptr;
   t.dtype = known ? static_cast<int32_t>(PyLong_AsLong(known)) : -1;
   t.data = PyLong_AsVoidPtr(pointer.get());
@@ -152,7 +157,8 @@ bool read_attributes(PyObject* object, const char* name, Tensor& t) {
     const Ref kind(device ? PyObject_GetAttrString(device.get(), "type") : nullptr);
     const Ref index(device ? PyObject_GetAttrString(device.get(), "index") : nullptr);
     if (!kind || !index) return false;
-    t.device = PyUnicode_CompareWithASCIIString(kind.get(), "cuda") == 0 ? static_cast<int32_t>(dlpack::cuda) : 0;
+    if (PyUnicode_CompareWithASCIIString(kind.get(), "cuda") != 0) return refuse_without_memory(name);
+    t.device = dlpack::cuda;
     t.device_id = index.get() == Py_None ? 0 : static_cast<int32_t>(PyLong_AsLong(index.get()));
   }
   return set_rank(t, PyTuple_Size(shape.get()), name) && integers(shape.get(), t.shape) &&

@@ -6,7 +6,7 @@ from typing import Any
 
 from . import tracing
 from .calls import Result, ResultWithMax, bridge, forward_caller, is_torch, mask_of
-from .mask import Mask
+from .mask import NO_ARRAYS, Mask
 
 Array = Any  # a NumPy array, a torch tensor, or anything with __dlpack__
 
@@ -74,11 +74,10 @@ def attention(
     Source: FlashAttention-2, Dao 2023, arXiv:2307.08691.
     """
     if mask is None:
-        text, masks = "none", NO_MASKS
+        text, masks = "none", NO_ARRAYS
     else:
         m = mask if type(mask) is Mask else mask_of(mask)
-        text = m.text
-        masks = tuple(map(m._arrays.get, MASKS)) if m._arrays else NO_MASKS
+        text, masks = m._text, m.in_order
     key = (
         text,
         scale,
@@ -120,7 +119,3 @@ runners: dict[type, Any] = {}  # by the type of q
 def runner_of(q: Array) -> Any:
     runner = runners[type(q)] = bridge().runner_of(type(q)) if is_torch(q) else on_host
     return runner
-
-
-MASKS = ("keep", "exclude_keys", "documents_q", "documents_k", "corner_offsets")
-NO_MASKS = (None,) * len(MASKS)

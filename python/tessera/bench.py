@@ -1,8 +1,8 @@
 """python -m tessera.bench: your own shapes, beside what you would otherwise use; a wrong result has no speed.
 
-All contenders get the same inputs, on which each is judged first, by the rule of docs/contract.md, section 9. What a peer
-is spared is said here: masks and biases in a peer's form are made before the clock starts; lse is asked of tessera only.
-Of a backward line tessera's backward alone is timed (out and lse are given), and of peers torch.autograd.grad alone.
+All contenders get the same inputs, on which each is judged first, by the rule of docs/contract.md, section 9. What a
+peer is spared: masks and biases in its form are made before the clock starts, and lse is asked of tessera only. Of a
+backward line tessera's backward alone is timed (out and lse are given), and of peers torch.autograd.grad alone.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import argparse
 import ctypes
 import json
 import math
-import os
 import sys
 import time
 from typing import Any, Callable, NamedTuple
 
 from . import _tessera, manifest
 from .problem import BACKWARD, BOTTOM_RIGHT
-from .workload import Array, Arrays, Rows, Workload, base_of, bits, grid, host, quantile, read_lines, torch
+from .workload import Array, Arrays, Rows, Workload, bits, grid, quantile, read_lines, torch
 
 PEAK = "growth of the resident set's high-water mark in one run (/proc/self), given results added; about 0.5 MB exact"
 QUICK = 0.01  # seconds; what is quicker runs once untimed in each turn: the threads of the one before still spin
 TURN = 0.005  # seconds that a quick contender's turn lasts
+ELEMENTS = ("keep", "exclude_keys", "documents_q")  # masks that are arrays
 EXIT = {"right": 0, "wrong": 1, "invalid": 2, "unsupported": 3}
 
 
@@ -87,10 +87,13 @@ def rows_of(w: Workload, name: str, b: int | None) -> Any:
     return slice(rows.plane, rows.plane + 1), slice(rows.first, rows.first + rows.used)
 
 
+def has_any(w: Workload, *names: str) -> bool:
+    return any(n in w.operands for n in names)
+
+
 def has_mask(w: Workload) -> bool:
     p = w.problem
-    named = any(n in w.operands for n in ("keep", "exclude_keys", "documents_q"))
-    return bool(named or p.causal or p.has_window or p.has_prefix or p.chunk)
+    return bool(has_any(w, *ELEMENTS) or p.causal or p.has_window or p.has_prefix or p.chunk)
 
 
 def parts_of(w: Workload, shared: Arrays, wanted: set[str]) -> list[Part]:
@@ -107,7 +110,7 @@ def part_of(w: Workload, b: int | None, shared: Arrays, wanted: set[str]) -> Par
     q, k = (w.rows("q", first).used, w.rows("k", first).used) if w.problem.batch else (w.problem.len_q, w.problem.len_k)
     kept = distance = None
     if has_mask(w) and w.problem.batch:
-        several = b is None and any(w.operands[n].extents[0] > 1 for n in ("keep", "exclude_keys", "documents_q") if n in w.operands)
+        several = b is None and any(w.operands[n].extents[0] > 1 for n in ELEMENTS if n in w.operands)
         kept = torch.stack([torch.from_numpy(w.kept(n)) for n in (range(w.problem.batch) if several else [first])])
     slopes, bias = shared.get("slopes"), shared.get("bias")
     if slopes is not None:
@@ -119,12 +122,13 @@ def part_of(w: Workload, b: int | None, shared: Arrays, wanted: set[str]) -> Par
     return Part(b, leaf("q"), leaf("k"), leaf("v"), kept, distance, bias, slopes, at_corner)
 
 
-def peer(w: Workload, attend: Callable[[Part], tuple], mine: Arrays, how: str) -> Call:
-    """attend(part): (out,) or (out, lse), (B, Hq, Sq, ..)."""
+def peer(w: Workload, attend: Callable[[Part, Arrays], tuple], mine: Arrays, how: str) -> Call:
+    """attend(part, {bias, slopes, sinks}): (out,) or (out, lse), each (B, Hq, Sq, ..)."""
     need_torch()
     backward = w.problem.pass_ == BACKWARD
     wanted = {n[1:] for n in w.results} if backward else set()
-    shared = {n: w.arrays[n].detach().requires_grad_(n in wanted) for n in ("bias", "slopes", "sinks") if n in w.operands}
+    numbers: tuple[str, ...] = tuple(n for n in ("bias", "slopes", "sinks") if n in w.operands)
+    shared: Arrays = {n: w.arrays[n].detach().requires_grad_(n in wanted) for n in numbers}
     parts = parts_of(w, shared, wanted)
     if len(parts) > 1 or (parts and parts[0].b is not None):
         how += ", one call a sequence"
@@ -147,9 +151,9 @@ def peer(w: Workload, attend: Callable[[Part], tuple], mine: Arrays, how: str) -
 
         return Call(run, results, ("out",) + (("k", "v") if "k_new" in mine else ()), how)
 
-    made = [attend(part, shared) for part in parts]
-    outs = [x for several in made for x in several]
-    given = ("dout", "dlse")[: len(made[0]) if made else 0]
+    graph = [attend(part, shared) for part in parts]
+    outs = [x for several in graph for x in several]
+    given = ("dout", "dlse")[: len(graph[0]) if graph else 0]
     douts = [w.arrays[n][rows_of(w, n, part.b)].transpose(1, 2) for part in parts for n in given]
     places = [(n, part, getattr(part, n)) for part in parts for n in ("q", "k", "v") if n in wanted]
     alone = [n for n in shared if n in wanted]
@@ -162,9 +166,9 @@ def peer(w: Workload, attend: Callable[[Part], tuple], mine: Arrays, how: str) -
         for (name, part, _), grad in zip(places, grads):
             if grad is not None:
                 put("d" + name, part, grad)
-        for name, grad in zip(alone, grads[len(places) :]):
+        for other, grad in zip(alone, grads[len(places) :]):
             if grad is not None:
-                mine["d" + name].copy_(grad)
+                mine["d" + other].copy_(grad)
         return mine
 
     return Call(gradients, scatter, w.results, how + ", autograd.grad")
@@ -175,13 +179,15 @@ def scale_of(w: Workload) -> float:
 
 
 def naive(w: Workload, _: Settings) -> Call:
-    """softmax(q k^T) v with the whole score matrix: products in the line's dtype, softmax in float32 (float64 of f64)."""
+    """softmax(q k^T) v with the whole score matrix: products in q's dtype, softmax in float32 (float64 of f64)."""
     need_torch()
     p = w.problem
     if p.dropout:
         raise Cannot("torch's dropout draws numbers of its own")
-    if p.pass_ not in (0, BACKWARD):
+    if p.pass_ > BACKWARD:
         raise Cannot("an append attends nothing")
+    if w.operands["out"].dtype != w.operands["q"].dtype:
+        raise Cannot("naive's products have q's dtype")
     mine = w.fresh()
     cache = Cache(w, mine) if w.is_cache else None
     exact = torch.float64 if w.operands["q"].dtype == "f64" else torch.float32
@@ -221,7 +227,7 @@ class Cache:
         self.places = [tuple(torch.from_numpy(x).long() for x in one) for one in places]
 
     def read(self, part: Part) -> tuple[Array, Array, Array]:
-        w, b = self.w, part.b
+        w, b = self.w, part.b or 0
         new, (planes, rows) = w.rows("new", b), self.places[b]
         q = part.q
         if "k_new" in w.operands and new.used:
@@ -238,8 +244,9 @@ class Cache:
         size = self.w.problem.rotary_dim
         if not size:
             return x
-        cos, sin = (self.w.arrays[n][0, position : position + len(x), :].float() for n in ("cos", "sin"))
-        turned = x[..., :size].float()
+        exact = torch.float64 if x.dtype == torch.float64 else torch.float32
+        cos, sin = (self.w.arrays[n][0, position : position + len(x), :].to(exact) for n in ("cos", "sin"))
+        turned = x[..., :size].to(exact)
         split = self.w.problem.rotary_interleaved
         a, b = (turned[..., ::2], turned[..., 1::2]) if split else turned.chunk(2, -1)
         pair = a * cos - b * sin, a * sin + b * cos
@@ -290,8 +297,8 @@ def sdpa(w: Workload, _: Settings) -> Call:
     need_torch()
     p = w.problem
     refuse_in("sdpa", w, {"sdpa has no softcap": p.softcap != 0})
-    only_causal = p.causal and not (p.has_window or p.chunk or p.has_prefix)
-    only_causal = only_causal and not any(n in w.operands for n in ("keep", "exclude_keys", "documents_q", "bias", "slopes"))
+    biased = has_any(w, "bias", "slopes")
+    only_causal = bool(p.causal) and not (p.has_window or p.chunk or p.has_prefix or biased or has_any(w, *ELEMENTS))
     masks: dict[int, Array | None] = {}
 
     def mask_of(part: Part) -> Array | None:
@@ -312,9 +319,10 @@ def sdpa(w: Workload, _: Settings) -> Call:
         mask = masks[id(part)]
         return (attention(*part[1:4], mask, is_causal=causal, scale=scale_of(w), enable_gqa=gqa),)
 
-    biased = "bias" in w.operands or "slopes" in w.operands
     corner = all(w.offset(b) == 0 for b in range(p.batch))
-    how = "is_causal" if only_causal and corner else "float mask" if biased else "bool mask" if has_mask(w) else "no mask"
+    how = (
+        "is_causal" if only_causal and corner else "float mask" if biased else "bool mask" if has_mask(w) else "no mask"
+    )
     return peer(w, attend, w.fresh(), how)
 
 
@@ -328,31 +336,32 @@ def flash_attn(w: Workload, _: Settings) -> Call:
     if not torch.cuda.is_available():
         raise Cannot("flash_attn needs an NVIDIA GPU, and torch sees none")
     p, o = w.problem, w.operands
-    packed = any(n.startswith(("cu_seqlens", "seqused")) for n in o)
     more = {
-        "flash_attn takes bf16 and f16": o["q"].dtype not in ("bf16", "f16"),
+        "flash_attn is asked for forward lines only": p.pass_ == BACKWARD,
+        "flash_attn takes bf16 and f16": "q" in o and o["q"].dtype not in ("bf16", "f16"),
         "flash_attn has no bias": "bias" in o,
-        "flash_attn_func takes no packed or partly used sequences": packed,
-        "flash_attn has causal and window masks only": bool(p.has_prefix or p.chunk or p.first or "keep" in o)
-        or "exclude_keys" in o
-        or "documents_q" in o,
+        "flash_attn_func takes no packed or partly used sequences": any(n.startswith(("cu_", "seqused")) for n in o),
+        "flash_attn has causal and window masks only": bool(p.has_prefix or p.chunk or p.first)
+        or has_any(w, *ELEMENTS),
         "flash_attn's corner is bottom right": p.corner not in (0, BOTTOM_RIGHT),
-        "flash_attn has one head dim": p.dim != p.dim_v,
     }
     refuse_in("flash_attn", w, more)
-    left = -1 if not p.has_window or p.window_left_unbounded else p.window_left
-    right = -1 if not p.has_window or p.window_right_unbounded else p.window_right
+    window = (
+        -1 if not p.has_window or p.window_left_unbounded else p.window_left,
+        -1 if not p.has_window or p.window_right_unbounded else p.window_right,
+    )
+    options = {"softmax_scale": scale_of(w), "causal": bool(p.causal), "window_size": window, "softcap": p.softcap}
     moved: dict[int, list[Array]] = {}
 
     def attend(part: Part, _: Arrays) -> tuple:
         if id(part) not in moved:
             moved[id(part)] = [x.cuda().transpose(1, 2) for x in part[1:4]]
-        slopes = None if part.slopes is None else part.slopes[:, :, 0, 0].float().cuda()
-        options = {"softmax_scale": scale_of(w), "causal": bool(p.causal), "window_size": (left, right)}
-        options |= {"softcap": p.softcap, "alibi_slopes": slopes, "deterministic": bool(p.deterministic)}
-        return (flash_attn_func(*moved[id(part)], **options).transpose(1, 2).cpu(),)
+            options["alibi_slopes"] = None if part.slopes is None else part.slopes[:, :, 0, 0].float().cuda()
+        out = flash_attn_func(*moved[id(part)], **options)
+        torch.cuda.synchronize()
+        return (out.transpose(1, 2),)
 
-    return peer(w, attend, w.fresh(), "on cuda, copying its result back")
+    return peer(w, attend, w.fresh(), "on cuda, " + torch.cuda.get_device_name())
 
 
 CONTENDERS: dict[str, Callable[[Workload, Settings], Call]] = {
@@ -361,3 +370,224 @@ CONTENDERS: dict[str, Callable[[Workload, Settings], Call]] = {
     "flash_attn": flash_attn,
     "naive": naive,
 }
+
+
+# ----------------------------------------------------------------------------------------------------- judge and time
+
+
+REFUSALS = (ValueError, MemoryError, RuntimeError)  # NotImplementedError is a RuntimeError
+
+
+def refusal(why: Exception) -> str:
+    return "unsupported" if isinstance(why, NotImplementedError) else "invalid"
+
+
+class Entry:
+    """A contender in one line's race, and its row of the result."""
+
+    def __init__(self, name: str, w: Workload, settings: Settings, ours: dict[str, bytes]):
+        self.name = name
+        self.call: Call | None = None
+        self.times: list[float] = []  # seconds
+        self.row: dict[str, Any] = {"line": w.line, "contender": name, "result": "right", "message": None, "how": None}
+        try:
+            call = CONTENDERS[name](w, settings)
+            self.row["how"] = call.how
+            made = call.run()
+            self.judge(w, call, call.results(made), ours)
+            if self.row["result"] == "right":
+                self.row["peak_bytes"] = peak_of(call)
+                self.call = call
+        except Exception as why:  # whatever a peer raises, others still race
+            if name == "tessera" and not isinstance(why, REFUSALS):
+                raise
+            self.fail(refusal(why) if name == "tessera" else "cannot", why)
+
+    def fail(self, result: str, why: Exception | str) -> None:
+        self.row |= {"result": result, "message": str(why).strip() or type(why).__name__}
+
+    def judge(self, w: Workload, call: Call, arrays: Arrays, ours: dict[str, bytes]) -> None:
+        verdicts = [v for v in w.judge(arrays) if v["name"] in call.names]
+        self.row["verdicts"] = verdicts
+        self.row["pairs_judged"] = w.sample_pairs or "all"
+        if wrong := [v for v in verdicts if not v["ok"]]:
+            self.fail("wrong", "; ".join(map(figure, wrong)))
+        mine = {n: bits(arrays[n]) for n in call.names}
+        self.row["same_bits"] = self.name == "tessera" or (
+            bool(ours) and all(ours.get(n) == b for n, b in mine.items())
+        )
+        if self.name == "tessera":
+            ours.update(mine)
+
+    def turn(self) -> None:
+        run, begin = self.call.run, time.perf_counter()  # type: ignore[union-attr]
+        if self.times and self.times[-1] > QUICK:
+            run()
+            self.times.append(time.perf_counter() - begin)
+            return
+        run()
+        first = begin = time.perf_counter()
+        while begin - first < TURN:
+            run()
+            end = time.perf_counter()
+            self.times.append(end - begin)
+            begin = end
+
+
+def figure(v: dict[str, Any]) -> str:
+    if not v["nonfinite_equal"]:
+        return f"{v['name']}: inf or nan where the oracle has none, or none where it has"
+    return f"{v['name']}: error {v['max']:.3g}, bound {v['bound']:.3g} (rms {v['rms']:.3g}, bound {v['bound_rms']:.3g})"
+
+
+def peak_of(call: Call) -> int | None:
+    """See PEAK; None where the system does not tell."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        before = memory("VmRSS")
+        kept = call.run()
+        grown = memory("VmHWM") - before
+        del kept
+    except (OSError, AttributeError):
+        return None
+    return max(0, grown) + call.given_bytes
+
+
+def memory(fact: str) -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(fact))
+
+
+def measure(line: str, names: list[str], settings: Settings, seconds: float) -> list[dict[str, Any]]:
+    """One row a contender, tessera's first. ValueError if the line is none."""
+    w = Workload(line, threads=settings.threads)
+    ours: dict[str, bytes] = {}
+    entries = [Entry(name, w, settings, ours) for name in ["tessera", *(n for n in names if n != "tessera")]]
+    able = [e for e in entries if e.call]
+    begin, rounds = time.perf_counter(), 0
+    while able and (rounds < 3 or time.perf_counter() - begin < seconds * len(able)):
+        for entry in able:  # in turn, so that a machine that slows down slows all
+            entry.turn()
+        rounds += 1
+    for e in able:
+        e.row |= {
+            "median_us": quantile(e.times, 0.5) * 1e6,
+            "p95_us": quantile(e.times, 0.95) * 1e6,
+            "runs": len(e.times),
+        }
+    base = entries[0].row.get("median_us")
+    for e in able:
+        e.row["ratio"] = e.row["median_us"] / base if base else None
+    return [e.row for e in entries]
+
+
+# --------------------------------------------------------------------------------------------------------------- show
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        rows[0]["line"],
+        f"  {'contender':<11}{'result':<19}{'median us':>12}{'p95 us':>12}{'times ours':>12}{'peak MB':>10}  how",
+    ]
+    for r in rows:
+        head = f"  {r['contender']:<11}"
+        if "median_us" not in r:
+            lines.append(f"{head}{r['result']:<19}{' '.join(r['message'].split())}")
+            continue
+        result = (
+            "right" if r["contender"] == "tessera" else "right, same bits" if r["same_bits"] else "right, other bits"
+        )
+        ratio = "-" if r["ratio"] is None else f"{r['ratio']:.2f}"
+        peak = "-" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 1e6:.1f}"
+        times = f"{r['median_us']:>12,.1f}{r['p95_us']:>12,.1f}"
+        lines.append(f"{head}{result:<19}{times}{ratio:>12}{peak:>10}  {r['how']}")
+    return "\n".join(lines) + "\n"
+
+
+def plot(results: list[list[dict[str, Any]]], device: str, path: str) -> None:
+    """A bar a contender, a group a line; the whisker ends at p95. Who has no time has a word instead."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise ValueError(
+            f"--plot {path}: matplotlib is not installed. pip install matplotlib, or leave --plot out."
+        ) from None
+    names = [r["contender"] for r in results[0]]
+    figure, axes = pyplot.subplots(figsize=(11, 1.2 + 0.32 * sum(len(rows) + 1 for rows in results)))
+    least = min((r["median_us"] for rows in results for r in rows if "median_us" in r), default=1.0)
+    for group, rows in enumerate(results):
+        axes.text(least / 2, group * (len(names) + 1.5) - 0.7, rows[0]["line"], fontsize=8, va="center", weight="bold")
+        for n, r in enumerate(rows):
+            y = group * (len(names) + 1.5) + n
+            time_us, color = r.get("median_us"), f"C{n}"
+            if time_us:
+                axes.barh(y, time_us, color=color, xerr=[[0], [max(0, r["p95_us"] - time_us)]], ecolor="0.4")
+            words = f"{time_us:,.0f} us" if time_us else f"{r['result']}: {r['message']}"[:90]
+            axes.text((r.get("p95_us") or least / 2) * 1.05, y, f" {r['contender']}  {words}", fontsize=8, va="center")
+    axes.set(xscale="log", xlabel=f"median time in microseconds, whisker to p95; {device}", yticks=[])
+    axes.set_xlim(least / 2, max([r["p95_us"] for rows in results for r in rows if "p95_us" in r], default=2.0) * 8)
+    axes.invert_yaxis()
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m tessera.bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("lines", nargs="+", metavar="LINE", help="problem lines (ADDING.md), or files of them")
+    parser.add_argument("--against", default="sdpa,naive", metavar="NAMES", help=f"of {', '.join(CONTENDERS)}")
+    parser.add_argument("--threads", type=int, default=0, help="of all contenders; 0: as each likes")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each line and contender; at least three rounds")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE.png")
+    parser.add_argument("--kernels", metavar="NAMES", help="tessera's kernels that may be chosen")
+    return parser.parse_args(arguments)
+
+
+def perform(o: argparse.Namespace) -> int:
+    names = [n for n in o.against.split(",") if n]
+    if unknown := [n for n in names if n not in CONTENDERS]:
+        raise ValueError(f"--against: {unknown[0]} is no contender; they are {', '.join(CONTENDERS)}.")
+    if torch is not None and o.threads > 0:
+        torch.set_num_threads(o.threads)
+    results, worst = [], 0
+    for line in read_lines(o.lines):
+        try:
+            rows = measure(line, names, Settings(o.threads, o.kernels), o.seconds)
+        except REFUSALS as why:
+            rows = [{"line": line, "contender": "tessera", "result": refusal(why), "message": str(why), "how": None}]
+        results.append(rows)
+        worst = min(
+            filter(None, (worst, EXIT[rows[0]["result"]])), default=0
+        )  # wrong before invalid before unsupported
+        print(table(rows), flush=True)
+    facts = manifest()
+    print(f"{facts['device']}, tessera {facts['tessera']}, torch {facts['torch']}. Peak: {PEAK}.")
+    if o.json:
+        said = {"manifest": facts, "threads": o.threads, "seconds": o.seconds, "peak": PEAK}
+        with open(o.json, "w") as file:
+            json.dump(said | {"rows": [r for rows in results for r in rows]}, file, indent=2)
+    if o.plot:
+        plot(results, facts["device"], o.plot)
+    return worst
+
+
+def main(arguments: list[str] | None = None) -> int:
+    o = parse(arguments)
+    try:
+        return perform(o)
+    except (ValueError, OSError) as why:
+        print(f"error: {why}", file=sys.stderr)
+        return EXIT["invalid"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

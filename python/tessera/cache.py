@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import _tessera, tracing
-from .attention import MASKS, Array
+from .attention import Array
 from .calls import Result, accumulation, bridge, caller_of, callers, check_options, empty, form_of, is_torch
 from .calls import mask_of, need
-from .mask import Mask
+from .mask import ARRAYS, NO_ARRAYS, Mask
 from .problem import APPEND, DTYPES, FORWARD, Bounds, Cache, Wish, build
 from .problem import Array as Description
 
-ATTENDED = ("q", "bias", "slopes", "sinks", *MASKS, "cu_seqlens_q", "seqused_q", "seqused_k")
+ATTENDED = ("q", "bias", "slopes", "sinks", *ARRAYS, "cu_seqlens_q", "seqused_q", "seqused_k")
 STORED = (
     "k", "v", "k_new", "v_new", "cu_seqlens_new", "seqused_new", "cache_lens", "cache_batch_idx", "left_pad",
     "page_table", "cos", "sin", "k_scale", "v_scale", "status",
@@ -164,10 +164,10 @@ def decode(
     Source: PagedAttention, Kwon et al. 2023, arXiv:2309.06180; FlashDecoding, Dao et al. 2023.
     """
     m = None if mask is None else mask_of(mask)
-    masks = (None,) * len(MASKS) if m is None else tuple(map(m._arrays.get, MASKS))
+    masks = NO_ARRAYS if m is None else m.in_order
     options = CacheOptions(
         FORWARD,
-        "none" if m is None else m.text,
+        "none" if m is None else m._text,
         scale,
         softcap,
         layout,
@@ -236,7 +236,7 @@ class Level:
     """
 
     def __init__(self, k: Array, v: Array, *, mask: Mask | str | None = None, **arrays: Array):
-        names = {*ATTENDED, *STORED} - {"q", "k", "v", *MASKS}
+        names = {*ATTENDED, *STORED} - {"q", "k", "v", *ARRAYS}
         unknown = arrays.keys() - names
         if unknown:
             raise ValueError(f"{unknown.pop()} is no array of a level; they are {', '.join(sorted(names))}.")

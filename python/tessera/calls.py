@@ -7,12 +7,11 @@ import sys
 from typing import Any, Callable, NamedTuple
 
 from . import _tessera
-from .mask import Mask
+from .mask import ARRAYS, Mask
 from .problem import BACKWARD, DTYPES, FORWARD, LAYOUTS, NAMES, Array, Bounds, Form, Wish, build
 
 INPUTS = (
-    "q", "k", "v", "bias", "slopes", "sinks", "keep", "exclude_keys", "documents_q", "documents_k",
-    "corner_offsets", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
+    "q", "k", "v", "bias", "slopes", "sinks", *ARRAYS, "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
 )  # fmt: skip
 DIFFERENTIABLE = INPUTS[:6]
 most_callers = 512  # past it all are forgotten: options that never come back hold no memory

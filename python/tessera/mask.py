@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+ARRAYS = ("keep", "exclude_keys", "documents_q", "documents_k", "corner_offsets")
+NO_ARRAYS = (None,) * len(ARRAYS)
 Corner = Any  # "bottom_right", "top_left", a whole number, or int32 (B,)
 
 
@@ -23,8 +25,6 @@ class Mask:
     arrays only if the arrays are the same objects.
     """
 
-    __slots__ = ("_arrays", "_corner", "_parts", "_text")
-
     def __init__(self, text: str = "none"):
         parts: dict[str, str] = {}
         corner = ""
@@ -37,27 +37,32 @@ class Mask:
                 corner = _one("corner", corner, "@" + where)
             if name not in ("none", "corner"):
                 parts[name] = _one(name, parts.get(name, ""), bracket + inside or " ")
-        self._parts = parts
-        self._corner = corner
-        self._arrays: dict[str, Any] = {}
-        self._text: str | None = None
+        self._set(parts, corner, {})
+
+    def _set(self, parts: dict[str, str], corner: str, arrays: dict[str, Any]) -> None:
+        self._parts, self._corner, self._arrays = parts, corner, arrays
+        words = [name + parts[name].strip() for name in sorted(parts)]
+        self._text = "&".join([*words, *(["corner" + corner] if corner else [])]) or "none"
+        # What a call reads, in plain things that torch.compile of 2.4 understands.
+        self.in_order = tuple([arrays.get(name) for name in ARRAYS])
 
     @classmethod
     def _part(cls, text: str, corner: Corner = None, **arrays: Any) -> Mask:
         mask = cls(text)
+        where = ""
         if isinstance(corner, str):
             if corner not in ("bottom_right", "top_left"):
                 raise ValueError(
                     f"corner is {corner!r}; it must be 'bottom_right', 'top_left', a whole number or an int32 array "
                     f"of one a sequence."
                 )
-            mask._corner = "@" + corner
+            where = "@" + corner
         elif isinstance(corner, int):
-            mask._corner = f"@at({corner})"
+            where = f"@at({corner})"
         elif corner is not None:
-            mask._corner = "@at(0)"
-            mask._arrays["corner_offsets"] = corner
-        mask._arrays.update(arrays)
+            where = "@at(0)"
+            arrays["corner_offsets"] = corner
+        mask._set(mask._parts, where, arrays)
         return mask
 
     @classmethod
@@ -116,29 +121,22 @@ class Mask:
         return cls._part("none", documents_q=ids_q, documents_k=ids_q if ids_k is None else ids_k)
 
     def __and__(self, other: Mask) -> Mask:
+        parts, corner, arrays = dict(self._parts), self._corner, dict(self._arrays)
+        for name, value in other._parts.items():
+            parts[name] = _one(name, parts.get(name, ""), value)
+        if other._corner:
+            corner = _one("corner", corner, other._corner)
+        for name, array in other._arrays.items():
+            if arrays.setdefault(name, array) is not array:
+                raise ValueError(f"both masks have {name}; join the arrays first.")
         both = Mask()
-        for mask in (self, other):
-            for name, value in mask._parts.items():
-                both._parts[name] = _one(name, both._parts.get(name, ""), value)
-            if mask._corner:
-                both._corner = _one("corner", both._corner, mask._corner)
-            for name, array in mask._arrays.items():
-                if both._arrays.setdefault(name, array) is not array:
-                    raise ValueError(f"both masks have {name}; join the arrays first.")
+        both._set(parts, corner, arrays)
         return both
 
     @property
     def text(self) -> str:
         """The parts that problem lines spell; those with arrays are in :attr:`arrays`."""
-        if self._text is None:
-            self._text = self._spell()
         return self._text
-
-    def _spell(self) -> str:
-        parts = [name + self._parts[name].strip() for name in sorted(self._parts)]
-        if self._corner:
-            parts.append("corner" + self._corner)
-        return "&".join(parts) or "none"
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -160,6 +158,8 @@ class Mask:
 
 
 def _whole(name: str, n: int) -> int:
+    if type(n) is int:
+        return n
     if isinstance(n, bool) or not hasattr(n, "__index__"):
         raise ValueError(f"{name} is {n!r}; it must be a whole number.")
     return n.__index__()

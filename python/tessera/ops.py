@@ -40,6 +40,13 @@ library.define(
 )
 
 
+# Places in a key; what is traced must be plain tuples for torch 2.4.
+LEN_Q, LSE = Options._fields.index("max_len_q"), Options._fields.index("lse")
+assert Options._fields[LEN_Q : LEN_Q + 2] == ("max_len_q", "max_len_k") and Options._fields[LSE + 1] == "max_score"
+LEN_OF_CACHE = CacheOptions._fields.index("max_len_q")
+assert CacheOptions._fields[LEN_OF_CACHE : LEN_OF_CACHE + 4] == ("max_len_q", "max_len_k", "max_len_new", "cache")
+
+
 def spell(options: tuple) -> str:
     """As Python writes it, which the tracer of torch.compile can."""
     return repr(tuple(options))
@@ -61,11 +68,10 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
     """(out, lse, plan) as the eager path, and max_score if asked for; the plan is None: it is made when the graph runs."""
     if arrays[-1] is not None:
         raise NotImplementedError("out cannot be given while torch.compile traces; leave it out.")
-    options = Options(*key)
-    text = spell(options._replace(max_len_q=None, max_len_k=None, lse=True))
-    made = torch.ops.tessera.attention(*arrays[:-1], text, options.max_len_q, options.max_len_k, seed, offset)
-    lse = made[1] if options.lse else None
-    return ResultWithMax(made[0], lse, None, made[2]) if options.max_score else Result(made[0], lse, None)
+    text = spell((*key[:LEN_Q], None, None, *key[LEN_Q + 2 : LSE], True, *key[LSE + 1 :]))
+    made = torch.ops.tessera.attention(*arrays[:-1], text, key[LEN_Q], key[LEN_Q + 1], seed, offset)
+    lse = made[1] if key[LSE] else None
+    return ResultWithMax(made[0], lse, None, made[2]) if key[LSE + 1] else Result(made[0], lse, None)
 
 
 def _attention(*given: Any) -> tuple:
@@ -141,9 +147,9 @@ def read_cache(text: str) -> CacheOptions:
 
 
 def cached(name: str, options: CacheOptions, names: tuple[str, ...], arrays: tuple) -> tuple:
-    bounds = options.max_len_q, options.max_len_k, options.max_len_new
-    unbound = options._replace(max_len_q=None, max_len_k=None, max_len_new=None)
-    text = spell(tuple(tuple(o) if isinstance(o, Cache) else o for o in unbound))
+    n = LEN_OF_CACHE
+    bounds = options[n : n + 3]
+    text = spell((*options[:n], None, None, None, tuple(options[n + 3]), *options[n + 4 :]))
     if name == "append":
         torch.ops.tessera.append(*arrays, text, *bounds)
         return (None,)

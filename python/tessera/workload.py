@@ -14,7 +14,7 @@ import numpy
 
 from . import _tessera
 from .calls import bridge, numpy_dtype
-from .problem import APPEND, BACKWARD, BOTTOM_RIGHT, DTYPES, FORWARD, NAMES
+from .problem import BACKWARD, BOTTOM_RIGHT, DTYPES, FORWARD, NAMES
 
 try:
     import torch as torch_module
@@ -35,7 +35,7 @@ MOST_SAMPLED = 2e9  # the oracle takes about a second for 1e9 multiplications
 
 
 class Operand(NamedTuple):
-    """Extents and strides (elements) in the order (batch, sequence, head, dim); of bias and keep (b, head, query, key)."""
+    """Extents and strides (elements) of (batch, sequence, head, dim); of bias and keep (batch, head, query, key)."""
 
     dtype: str
     extents: tuple[int, ...]
@@ -43,7 +43,7 @@ class Operand(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one sequence: (plane, first) to (plane, first + used) of an operand; those up to `stored` are unused."""
+    """The rows of one sequence in an operand: `used` from (plane, first) on; those up to `stored` are unused."""
 
     plane: int
     first: int
@@ -61,7 +61,7 @@ class Workload:
     def __init__(self, line: str, seed: int = 0, threads: int = 0):
         self.problem = _tessera.Problem(line)
         self.problem.check()
-        self.line: str = self.problem.text()
+        self.line = " ".join(line.split())  # problem.text() would lose its lists and seed
         self.operands = {n: Operand(_tessera.DTYPES[d], e, s) for n, (d, e, s) in self.problem.operands().items()}
         self._random = numpy.random.default_rng(seed)
         self._check_memory()
@@ -84,15 +84,16 @@ class Workload:
             raise ValueError(f"the operands take {total} bytes; this machine has {machine}. Make the problem smaller.")
 
     def empty(self, name: str, inside: Arrays | None = None) -> Array:
-        """New memory of the operand: all bytes 0xFF, which is NaN. v of a cache that has v in k lies in `inside`'s k."""
+        """New memory of the operand: all bytes 0xFF, which is NaN. With v_in_k v lies in `inside`'s k."""
         o = self.operands[name]
         if name == "v" and self.problem.v_in_k:
-            return strided(base_of((self.arrays if inside is None else inside)["k"]), o)
+            return (self.arrays if inside is None else inside)["k"][..., : self.problem.dim_v]
         alignment = max(64, self.problem.alignment)
         memory = numpy.full(max(span(o), 16) + alignment, 255, numpy.uint8)
         memory = memory[-memory.ctypes.data % alignment :][: max(span(o), 16)]
-        flat = memory.view(numpy_dtype(o.dtype)) if torch is None else torch.from_numpy(memory).view(torch_dtype(o.dtype))
-        return strided(flat, o)
+        if torch is None:
+            return strided(memory.view(numpy_dtype(o.dtype)), o)
+        return strided(torch.from_numpy(memory).view(bridge().DTYPES[o.dtype]), o)
 
     def fresh(self) -> Arrays:
         """The arrays for one contender: inputs are shared; results, and a cache that grows, are its own."""
@@ -175,7 +176,7 @@ class Workload:
             share = min(getattr(p, length), rows // max(1, p.batch))
             self.said(f"cu_seqlens_{side}", [b * share for b in range(p.batch + 1)])
             if not (side == "k" and self.is_cache):
-                stored = [Workload.rows(self, side, b).stored for b in range(p.batch)]
+                stored = [self.rows(side, b).stored for b in range(p.batch)]
                 self.said(f"seqused_{side}", stored)
         if self.is_cache:
             self._cache_lengths()
@@ -285,8 +286,9 @@ class Workload:
         elif p.causal:
             kept &= j <= i
         if p.has_window:
-            left = True if p.window_left_unbounded else j >= i - p.window_left
-            right = True if p.window_right_unbounded else j <= i + p.window_right
+            far = 1 << 60  # bounds may be any int64
+            left = True if p.window_left_unbounded else j >= i - min(max(p.window_left, -far), far)
+            right = True if p.window_right_unbounded else j <= i + min(max(p.window_right, -far), far)
             kept &= (left & right) | (j < p.first)
         if p.chunk:
             kept &= j // p.chunk == i // p.chunk
@@ -335,10 +337,6 @@ def grid(array: Array, b: int, rows: int, keys: int) -> Array:
     return one[:, : rows if one.shape[1] > 1 else 1, : keys if one.shape[2] > 1 else 1]
 
 
-def torch_dtype(text: str) -> Any:
-    return bridge().DTYPES[text]
-
-
 def span(o: Operand) -> int:
     """Bytes from the first element to the last."""
     if 0 in o.extents:
@@ -353,13 +351,6 @@ def strided(flat: Array, o: Operand) -> Array:
     if torch is not None:
         return flat.as_strided(o.extents, o.strides)
     return numpy.lib.stride_tricks.as_strided(flat, o.extents, [s * flat.itemsize for s in o.strides])
-
-
-def base_of(array: Array) -> Array:
-    """The flat memory of a view made by :func:`strided`."""
-    if torch is not None:
-        return array.as_strided((array.untyped_storage().nbytes() // array.element_size() - array.storage_offset(),), (1,))
-    return array.base if array.base is not None and array.base.ndim == 1 else array.base.base
 
 
 def store(view: Array, values: Any) -> None:
@@ -380,7 +371,7 @@ def bits(array: Array) -> bytes:
     """What it holds, in the order of its indices."""
     if torch is None:
         return numpy.ascontiguousarray(array).tobytes()
-    return array.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return array.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy().tobytes()
 
 
 def read_lines(sources: list[str]) -> list[str]:

@@ -191,8 +191,10 @@ compiles = pytest.mark.skipif(
 def test_compile_without_graph_breaks_and_without_compiling_again():
     from torch._dynamo.testing import CompileCounterWithBackend
 
+    mask = Mask.causal() & Mask.window(8, 0)
+
     def call(q, k, v, s):
-        r = tessera.attention(q, k, v, mask=Mask.causal() & Mask.window(8, 0), sinks=s, return_lse=True)
+        r = tessera.attention(q, k, v, mask=mask, sinks=s, return_lse=True)
         return r.out * 2, r.lse
 
     counter = CompileCounterWithBackend("aot_eager")
