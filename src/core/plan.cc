@@ -50,6 +50,11 @@ std::string why_not(const Kernel& kernel, const Problem& p, const Device& device
   return kernel.refuse(p, device);
 }
 
+std::string small_text(const Kernel& kernel, double flops) {
+  return fmt::format("leaves {} to a kernel with narrower registers; {} are worth waking its own",
+                     scaled(flops, "FLOP"), scaled(kernel.least_flops, "FLOP"));
+}
+
 }  // namespace
 
 std::string threads_text(int threads) {
@@ -86,11 +91,16 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
     for (const Kernel* kernel : kernels) known += (known.empty() ? "" : ", ") + std::string(kernel->name);
     invalid("kernels is \"{}\"; it must name some of {}, or their prefixes.", hints.kernels, known);
   }
+  const Cost work = cost(p, device);
+  // A row's bits may depend on the kernel, so no choice by size where they must not depend on the batch.
+  const auto leaves = [&](const Kernel* kernel) {
+    return !hints.kernels && !p.batch_invariant && p.pass != TESSERA_APPEND && work.flops < kernel->least_flops;
+  };
   Plan chosen;
   std::vector<Reason> reasons;
   for (const Kernel* kernel : kernels) {
     std::string why = why_not(*kernel, p, device, hints);
-    if (why.empty() && chosen.kernel) why = "would accept, stands later in the list";
+    if (why.empty() && chosen.kernel && !leaves(chosen.kernel)) why = "would accept, stands later in the list";
     if (why.empty()) {
       Plan plan;
       plan.problem = p;
@@ -103,7 +113,10 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
         why = fmt::format(
             "needs {} bytes of workspace with {}, the limit is {}; fewer threads or smaller tiles need less",
             plan.workspace_bytes, threads_text(plan.threads), hints.workspace_limit);
-      else chosen = std::move(plan);
+      if (why.empty()) {
+        if (chosen.kernel) reasons.push_back({chosen.kernel->name, small_text(*chosen.kernel, work.flops)});
+        chosen = std::move(plan);
+      }
     }
     if (!why.empty()) reasons.push_back({kernel->name, why});
   }
@@ -116,7 +129,7 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
     throw Error(TESSERA_UNSUPPORTED, message);
   }
   chosen.reasons = std::move(reasons);
-  chosen.cost = cost(p, device);
+  chosen.cost = work;
   return chosen;
 }
 

@@ -17,9 +17,10 @@ struct Plan;
 
 // One way to answer problems. An engine is an ordered list of these; engines never see each other.
 struct Kernel {
-  const char* name;                                      // "cpu.avx512"
-  const char* engine;                                    // "cpu"
-  bool automatic;                                        // false: only if hints name it
+  const char* name;    // "cpu.avx512"
+  const char* engine;  // "cpu"
+  bool automatic;      // false: only if hints name it
+  double least_flops;  // with less work it leaves the problem to the next that accepts, unless hints name kernels
   std::string (*refuse)(const Problem&, const Device&);  // a sentence, or nothing if it can answer
   void (*fill)(Plan&, const Hints&);                     // tiles, steps, workspace
   void (*run)(const Plan&, const Bindings&, void* stream);

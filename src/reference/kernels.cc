@@ -24,6 +24,7 @@ constexpr core::Kernel oracle_kernel = {
     .name = "reference.oracle",
     .engine = "reference",
     .automatic = false,
+    .least_flops = 0,
     .refuse = refuse,
     .fill =
         [](core::Plan& plan, const core::Hints&) {
@@ -37,6 +38,7 @@ constexpr core::Kernel naive_kernel = {
     .name = "reference.naive",
     .engine = "reference",
     .automatic = false,
+    .least_flops = 0,
     .refuse = refuse,
     .fill =
         [](core::Plan& plan, const core::Hints&) {
