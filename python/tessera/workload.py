@@ -360,7 +360,7 @@ def store(view: Array, values: Any) -> None:
     if torch is None:
         view[...] = values
     else:
-        view.copy_(torch.from_numpy(numpy.require(values, None, "CW")) if isinstance(values, numpy.ndarray) else values)
+        view.copy_(torch.from_numpy(numpy.require(values, None, ["C", "W"])) if isinstance(values, numpy.ndarray) else values)
 
 
 def host(array: Array) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tessera import bench, record  # noqa: E402
+from tessera import bench, peers, record  # noqa: E402
 from tessera.workload import Workload  # noqa: E402
 
 LINES = [
@@ -22,7 +22,8 @@ LINES = [
     "decode f32 b3 h4/2 q2 k64 d32 page=16 append rotary=32 mask=causal",
     "decode f16 b2 h8/2 q1 k96 d64 page=16 kv=e4m3:head",
 ]
-SDPA_ANSWERS = [True, True, True, True, True, False, False, False]
+GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)  # torch's sdpa knows groups of heads
+SDPA_ANSWERS = [True, GROUPS, GROUPS, True, True, False, False, False]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def test_bench(line: str, sdpa_answers: bool, tmp_path: Path, capsys: pytest.Cap
 
 def test_causal_corner(tmp_path: Path) -> None:
     """SDPA's is_causal is asked only where its corner means the same."""
-    same, other, top_left = LINES[0], LINES[1], "forward f32 h2 q9 k20 d16 mask=causal@top_left"
+    same, other, top_left = LINES[0], "forward f32 h2 q9 k20 d16 mask=causal", "forward f32 h2 q9 k20 d16 mask=causal@top_left"
     _, said = run_bench(tmp_path, same, other, top_left, "--against", "sdpa")
     assert [r["how"] for r in said["rows"] if r["contender"] == "sdpa"] == ["is_causal", "bool mask", "is_causal"]
 
@@ -70,8 +71,8 @@ def test_wrong_contender_has_no_speed(
 ) -> None:
     calls = []
 
-    def off_by_a_little(w: Workload, s: bench.Settings) -> bench.Call:
-        right = bench.naive(w, s)
+    def off_by_a_little(w: Workload, s: peers.Settings) -> peers.Call:
+        right = peers.naive(w, s)
 
         def results(made: list) -> dict:
             arrays = right.results(made)
@@ -80,11 +81,11 @@ def test_wrong_contender_has_no_speed(
 
         return right._replace(run=lambda: calls.append(1) or right.run(), results=results)
 
-    def raises(w: Workload, s: bench.Settings) -> bench.Call:
+    def raises(w: Workload, s: peers.Settings) -> peers.Call:
         raise KeyError("no such kernel")
 
-    monkeypatch.setitem(bench.CONTENDERS, "shaky", off_by_a_little)
-    monkeypatch.setitem(bench.CONTENDERS, "broken", raises)
+    monkeypatch.setitem(peers.CONTENDERS, "shaky", off_by_a_little)
+    monkeypatch.setitem(peers.CONTENDERS, "broken", raises)
     code, said = run_bench(tmp_path, LINES[0], "--against", "shaky,broken,naive")
     _, shaky, broken, naive = said["rows"]
     assert code == 0  # tessera is right
@@ -96,11 +97,11 @@ def test_wrong_contender_has_no_speed(
 
 
 def test_tessera_wrong_is_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def zeros(w: Workload, s: bench.Settings) -> bench.Call:
-        right = bench.tessera_contender(w, s)
+    def zeros(w: Workload, s: peers.Settings) -> peers.Call:
+        right = peers.tessera_contender(w, s)
         return right._replace(results=lambda made: right.results(made) | {"out": torch.zeros_like(w.arrays["out"])})
 
-    monkeypatch.setitem(bench.CONTENDERS, "tessera", zeros)
+    monkeypatch.setitem(peers.CONTENDERS, "tessera", zeros)
     code, said = run_bench(tmp_path, LINES[0], "--against", "naive")
     assert code == 1
     assert said["rows"][0]["result"] == "wrong"

@@ -33,10 +33,10 @@ int64_t no_merge_bytes(const tessera_merge&) {
 }
 void no_merge(const tessera_merge&, std::byte*) {}
 
-const Kernel odd = {"fast.odd", "fast", true, refuse_odd, large, run, no_merge_bytes, no_merge};
-const Kernel never = {"fast.never", "fast", true, refuse_all, small, run, no_merge_bytes, no_merge};
-const Kernel plain = {"plain", "plain", true, accept, small, run, no_merge_bytes, no_merge};
-const Kernel judge = {"judge.exact", "judge", false, accept, small, run, no_merge_bytes, no_merge};
+const Kernel odd = {"fast.odd", "fast", true, 0, refuse_odd, large, run, no_merge_bytes, no_merge};
+const Kernel never = {"fast.never", "fast", true, 0, refuse_all, small, run, no_merge_bytes, no_merge};
+const Kernel plain = {"plain", "plain", true, 0, accept, small, run, no_merge_bytes, no_merge};
+const Kernel judge = {"judge.exact", "judge", false, 0, accept, small, run, no_merge_bytes, no_merge};
 const Kernel* const all[] = {&never, &odd, &plain, &judge};
 
 Plan make(const char* line, const Hints& hints = {}, std::span<const Kernel* const> kernels = all) {
@@ -54,6 +54,21 @@ std::string reason(const Plan& plan, const std::string& kernel) {
 }
 
 // ------------------------------------------------------------------------------------------------------- choosing
+
+const Kernel wide = {"wide", "plain", true, 1e6, accept, small, run, no_merge_bytes, no_merge};
+const Kernel* const wide_and_plain[] = {&wide, &plain};
+const Kernel* const wide_alone[] = {&wide};
+
+// "forward q4 k4 d8" is 4 * 4 * 2 * 16 = 512 FLOP, q512 k512 two to the power of 23.
+TEST(Choose, AKernelForLargeProblemsLeavesSmallOnesToTheNext) {
+  const Plan plan = make("forward q4 k4 d8", {}, wide_and_plain);
+  EXPECT_EQ(plan.kernel, &plain);
+  EXPECT_NE(reason(plan, "wide").find("leaves 512 FLOP to a kernel with narrower registers"), std::string::npos);
+  EXPECT_EQ(make("forward q512 k512 d8", {}, wide_and_plain).kernel, &wide);
+  EXPECT_EQ(make("forward q4 k4 d8", {}, wide_alone).kernel, &wide);
+  EXPECT_EQ(make("forward q4 k4 d8", allowing("wide,plain"), wide_and_plain).kernel, &wide);
+  EXPECT_EQ(make("forward q4 k4 d8 batch_invariant", {}, wide_and_plain).kernel, &wide);
+}
 
 TEST(Choose, TheFirstThatAcceptsAndAReasonForEveryOther) {
   const Plan even = make("forward q4 k4 d8");
