@@ -9,8 +9,8 @@
 
 from . import _tessera
 from .attention import attention
-from .cache import Level, append, cascade, decode
-from .calls import Result, ResultWithMax
+from .cache import NAMES_OF_DECODE, Level, append, cascade, decode
+from .calls import BACKWARD_NAMES, Result, ResultWithMax
 from .manifest import manifest
 from .mask import Mask
 from .parts import dropout_mask, merge
@@ -19,6 +19,11 @@ from .tracing import Trace
 from .tracing import Trace as trace
 
 __version__ = _tessera.VERSION
+if _unknown := {*BACKWARD_NAMES, *NAMES_OF_DECODE} - set(_tessera.NAMES):
+    raise ImportError(
+        f"{_tessera.__file__} (version {__version__}) knows no operand {_unknown.pop()}: it is not of one build with "
+        f"{__file__}. Install the package anew."
+    )
 __all__ = [
     "Level",
     "Mask",

@@ -368,3 +368,20 @@ def test_masks_are_values():
     rejects(ValueError, "whole number", lambda: Mask.window(1.5, 0))
     rejects(ValueError, "Mask.keep", lambda: Mask("keep"))
     rejects(ValueError, "last is 0", lambda: Mask.last(0))
+
+
+def test_a_forked_process_goes_on(normal):
+    """OpenMP's threads do not survive a fork; its run time would wait for them forever."""
+    import os
+    import signal
+    import warnings
+
+    x = normal(1, 512, 8, 64)
+    want = tessera.attention(x, x, x, threads=2).out
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if np.array_equal(tessera.attention(x, x, x, threads=2).out, want) else 1)
+    assert os.waitpid(child, 0)[1] == 0

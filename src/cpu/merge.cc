@@ -10,6 +10,7 @@
 #include "core/number.h"
 #include "core/operand.h"
 #include "cpu/cpu.h"
+#include "cpu/threads.h"
 #include "rules/softmax.h"
 
 namespace tessera::cpu {
@@ -97,15 +98,14 @@ Index row_bytes(const tessera_merge& m) {
 template <class T>
 void merge_as(const tessera_merge& m, std::byte* workspace) {
   const Index rows = m.batch * m.len;
-#pragma omp parallel for num_threads(threads_of(m))
-  for (Index at = 0; at < rows; ++at) {
-    T* const weights = reinterpret_cast<T*>(workspace + omp_get_thread_num() * row_bytes<T>(m));
+  parallel_for(threads_of(m), rows, [&](Index at, int thread) {
+    T* const weights = reinterpret_cast<T*>(workspace + thread * row_bytes<T>(m));
     for (Index h = 0; h < m.heads; ++h) {
       const Row<T> row = {m, weights, weights + m.parts, at / m.len, at % m.len, h};
       if (m.pass == TESSERA_FORWARD) row.forward();
       else row.backward();
     }
-  }
+  });
 }
 
 void check_operand(const tessera_merge& m, const char* name, const Operand& o, Index last, bool needed, bool is_lse,

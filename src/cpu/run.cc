@@ -1,14 +1,13 @@
 // The steps of a plan: which items there are, who takes them, and the small steps around them.
 #include "cpu/run.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "core/number.h"
+#include "cpu/threads.h"
 #include "rules/softmax.h"
 
 namespace tessera::cpu {
@@ -37,16 +36,6 @@ struct Run {
   std::byte* region(const char* name) const { return workspace + core::region_offset(plan, name); }
 };
 
-// f(item, thread) for all items, taken by threads in order.
-template <class F>
-void parallel_for(int threads, Index items, F&& f) {
-  if (threads == 1) {  // a region of one thread costs an allocation and a system call: 0.3 us
-    for (Index item = 0; item < items; ++item) f(item, 0);
-    return;
-  }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (Index item = 0; item < items; ++item) f(item, omp_get_thread_num());
-}
 // f(item, scratch)
 template <class F>
 void parallel(const Run& run, Index items, F&& f) {

@@ -19,6 +19,7 @@ FLOORS = {
     "src/cuda": {"src/cuda", "src/core", "src/rules", "public"},
     "src/api": {"src/api", "src/cuda", "src/cpu", "src/reference", "src/core", "src/rules", "public"},
     "tools": {"tools", "public"},
+    "python": {"python", "public"},
     "bench": {"bench", "public"},
     "examples": {"examples", "public"},
 }
@@ -75,7 +76,7 @@ def check(path, root):
 
 def check_tree(root):
     root = root.resolve()
-    files = [p for folder in ("src", "tools", "tests", "bench", "include", "examples")
+    files = [p for folder in ("src", "tools", "python", "tests", "bench", "include", "examples")
              for p in sorted((root / folder).rglob("*")) if p.suffix in SOURCES]
     return len(files), [line for path in files for line in check(path, root)]
 
