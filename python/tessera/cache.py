@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from . import _tessera, tracing
 from .attention import Array
 from .calls import Result, accumulation, bridge, caller_of, callers, check_options, empty, form_of, is_torch
-from .calls import mask_of, need
+from .calls import mask_of, need, words
 from .mask import ARRAYS, NO_ARRAYS, Mask
 from .problem import APPEND, DTYPES, FORWARD, Bounds, Cache, Wish, build
 from .problem import Array as Description
@@ -38,16 +38,6 @@ class CacheOptions(NamedTuple):
     threads: int = 0
     workspace_limit: int | None = None
 
-    def words(self) -> str:
-        words = [f"mask={self.mask}"]
-        if self.scale is not None:
-            words.append(f"scale={float(self.scale)!r}")
-        if self.softcap is not None:
-            words.append(f"softcap={float(self.softcap)!r}")
-        if self.batch_invariant:
-            words.append("batch_invariant")
-        return " ".join(words)
-
 
 def cache_problem(options: CacheOptions, given: dict[str, Any], described: dict[str, Description]) -> tuple:
     check_options(options)
@@ -68,7 +58,7 @@ def cache_problem(options: CacheOptions, given: dict[str, Any], described: dict[
     written = (*(("k", "v") if appends else ()), "out", "status")
     made = tuple(w for w in wishes if isinstance(w, Wish))
     problem, shapes = build(
-        options.pass_, options.words(), form, given, described, made, bounds, options.cache, written
+        options.pass_, words(options), form, given, described, made, bounds, options.cache, written
     )
     return problem, shapes, (*wishes, ...)
 
@@ -283,7 +273,7 @@ def cascade(
         check_options(options)
         written = ("k", "v") if "k_new" in given else ()
         problem, made = build(
-            FORWARD, options.words(), form_of("bshd", described, cached), given, described,
+            FORWARD, words(options), form_of("bshd", described, cached), given, described,
             wishes, written=written,
         )  # fmt: skip
         shapes |= made

@@ -37,18 +37,18 @@ class Options(NamedTuple):
     threads: int = 0
     workspace_limit: int | None = None
 
-    def words(self) -> str:
-        """As words of a problem line."""
-        words = [f"mask={self.mask}"]
-        if self.scale is not None:
-            words.append(f"scale={float(self.scale)!r}")
-        if self.softcap is not None:
-            words.append(f"softcap={float(self.softcap)!r}")
-        if self.dropout:
-            words.append(f"dropout={float(self.dropout)!r}")
-        words += [w for w in ("deterministic", "batch_invariant", "allow_tf32") if getattr(self, w)]
-        return " ".join(words)
 
+def words(options: Any) -> str:
+    """Options, of a call or of a cache's, as words of a problem line."""
+    said = [f"mask={options.mask}"]
+    for name in ("scale", "softcap", "dropout"):
+        value = getattr(options, name, None)
+        if value is not None and (value or name != "dropout"):
+            said.append(f"{name}={float(value)!r}")
+    return " ".join(said + [w for w in MODES if getattr(options, w, False)])
+
+
+MODES = ("deterministic", "batch_invariant", "allow_tf32")
 
 masks: dict[str, Mask] = {}  # by text
 
@@ -233,7 +233,7 @@ def forward_problem(options: Options, given: dict[str, Any], described: dict[str
     wishes = tuple(w for w in (out, lse, max_score) if w)
     form = form_of(options.layout, described)
     bounds = Bounds(options.max_len_q, options.max_len_k)
-    problem, shapes = build(FORWARD, options.words(), form, given, described, wishes, bounds, written=("out",))
+    problem, shapes = build(FORWARD, words(options), form, given, described, wishes, bounds, written=("out",))
     return problem, shapes, (out or FORWARD_NAMES.index("out"), lse, ..., *((max_score,) if max_score else ()))
 
 
@@ -269,7 +269,7 @@ def backward_problem(key: Backward, given: dict[str, Any], described: dict[str, 
     form = form_of(options.layout, described)
     wishes = tuple(w for w in grads if w)
     bounds = Bounds(options.max_len_q, options.max_len_k)
-    problem, shapes = build(BACKWARD, options.words(), form, given, described, wishes, bounds)
+    problem, shapes = build(BACKWARD, words(options), form, given, described, wishes, bounds)
     return problem, shapes, (*grads, ...)
 
 
