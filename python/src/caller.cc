@@ -69,7 +69,7 @@ class Key {
   }
   void absent() { put(-1); }
   void add(const Tensor& t) {
-    put(t.rank | t.dtype << 8 | t.device << 16 | (t.read_only ? 1 << 24 : 0));
+    put(t.rank | t.dtype << 8 | t.device << 16 | (t.read_only ? 1 << 24 : 0) | static_cast<int32_t>(t.way) << 25);
     put(t.device_id | alignment(t) << 16);
     const size_t bytes = static_cast<size_t>(t.rank) * sizeof(int64_t);
     std::memcpy(end_, t.shape, bytes);
@@ -185,14 +185,6 @@ std::shared_ptr<Entry> find(Calls& calls, const Key& key, PyObject* arrays, cons
   return entry;
 }
 
-bool as_bits(PyObject* number, const char* name, uint64_t& bits) {
-  bits = PyLong_AsUnsignedLongLong(number);
-  if (!PyErr_Occurred()) return true;
-  PyErr_Clear();
-  PyErr_Format(PyExc_ValueError, "%s is %R; it must be a whole number from 0 to 2^64 - 1.", name, number);
-  return false;
-}
-
 Ref make_output(const Output& o, const Entry& entry, PyObject* arrays, tessera_bindings& bound) {
   if (o.kind == Output::Kind::none) return Ref::to(Py_None);
   if (o.kind == Output::Kind::plan) return Ref::to(entry.plan.get());
@@ -207,6 +199,7 @@ Ref make_output(const Output& o, const Entry& entry, PyObject* arrays, tessera_b
 
 // call(arrays, seed, offset, stream): the outputs as a tuple.
 PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (!reinterpret_cast<CallerObject*>(self)->calls) return PyErr_Format(PyExc_TypeError, "the Caller was never made");
   Calls& calls = calls_of(self);
   const size_t arrays = calls.names.size();
   if (count != 4 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != static_cast<Py_ssize_t>(arrays))

@@ -1,8 +1,11 @@
 // The module _tessera: Tessera's C interface for Python.
 #include "python.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "problem.h"
@@ -18,6 +21,38 @@ PyObject* raise(const Error& error) {
   return nullptr;
 }
 
+bool as_bits(PyObject* number, const char* name, uint64_t& bits) {
+  const Ref whole(PyNumber_Index(number));
+  bits = whole ? PyLong_AsUnsignedLongLong(whole.get()) : 0;
+  if (!PyErr_Occurred()) return true;
+  PyErr_Clear();
+  PyErr_Format(PyExc_ValueError, "%s is %R; it must be a whole number from 0 to 2^64 - 1.", name, number);
+  return false;
+}
+
+namespace {
+std::atomic<bool> exiting{false};
+std::thread::id main_thread;
+
+PyObject* note_exit(PyObject*, PyObject*) {
+  main_thread = std::this_thread::get_id();
+  exiting = true;
+  Py_RETURN_NONE;
+}
+PyMethodDef exit_note = {"note_exit", note_exit, METH_NOARGS, nullptr};
+}  // namespace
+
+bool watch_exit() {
+  const Ref note(PyCFunction_New(&exit_note, nullptr)), module(PyImport_ImportModule("atexit"));
+  return note && module && Ref(PyObject_CallMethod(module.get(), "register", "O", note.get()));
+}
+
+Unlocked::~Unlocked() {
+  if (!state_) return;
+  while (exiting && std::this_thread::get_id() != main_thread) std::this_thread::sleep_for(std::chrono::hours(1));
+  PyEval_RestoreThread(state_);
+}
+
 PyTypeObject* add_type(PyObject* module, PyType_Spec& spec) {
   PyObject* type = PyType_FromSpec(&spec);
   const char* name = std::strrchr(spec.name, '.') + 1;
@@ -26,6 +61,12 @@ PyTypeObject* add_type(PyObject* module, PyType_Spec& spec) {
 }
 
 namespace {
+
+template <class Work>
+int32_t unlocked(Work&& work) {
+  const Unlocked free;
+  return work();
+}
 
 // ------------------------------------------------------------------------------------------------------- merging
 
@@ -44,12 +85,14 @@ bool read_as(PyObject* array, const char* name, const Order& order, tessera_oper
   }
   operand = {};
   operand.dtype = t.dtype;
+  int rank = 0;
+  for (const int at : order.at) rank += at >= 0;
+  if (t.rank != rank) {
+    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have %d.", name, t.rank, rank);
+    return false;
+  }
   for (int d = 0; d < 4; ++d) {
     const int at = order.at[d];
-    if (at >= t.rank) {
-      PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it needs %d.", name, t.rank, at + 1);
-      return false;
-    }
     operand.extent[d] = at < 0 ? 1 : t.shape[at];
     operand.stride[d] = at < 0 ? 1 : t.stride[at];
   }
@@ -129,9 +172,8 @@ PyObject* merge(PyObject*, PyObject* args) {
   m.dpart_out_data = dout_parts.data();
   m.dpart_lse_data = dlse_parts.data();
   Error error;
-  int32_t code = TESSERA_OK;
-  Py_BEGIN_ALLOW_THREADS code = tessera_merge_run(&m, &error);
-  Py_END_ALLOW_THREADS if (code != TESSERA_OK) return raise(error);
+  const int32_t code = unlocked([&] { return tessera_merge_run(&m, &error); });
+  if (code != TESSERA_OK) return raise(error);
   Py_RETURN_NONE;
 }
 
@@ -152,20 +194,20 @@ bool bytes_at(PyObject* array, const char* name, int64_t needed, uint8_t*& data,
 // dropout_mask(dropout, seed, offset, batch, head, heads_q, rows, keys, grid)
 PyObject* dropout_mask(PyObject*, PyObject* args) {
   double dropout = 0;
-  unsigned long long seed = 0, offset = 0;
+  PyObject *grid = nullptr, *seed_given = nullptr, *offset_given = nullptr;
+  uint64_t seed = 0, offset = 0;
   long long batch = 0, head = 0, heads = 0, rows = 0, keys = 0;
-  PyObject* grid = nullptr;
-  if (!PyArg_ParseTuple(args, "dKKLLLLLO:dropout_mask", &dropout, &seed, &offset, &batch, &head, &heads, &rows, &keys,
-                        &grid))
+  if (!PyArg_ParseTuple(args, "dOOLLLLLO:dropout_mask", &dropout, &seed_given, &offset_given, &batch, &head, &heads,
+                        &rows, &keys, &grid))
     return nullptr;
+  if (!as_bits(seed_given, "seed", seed) || !as_bits(offset_given, "offset", offset)) return nullptr;
   uint8_t* data = nullptr;
   Ref keeper;
   if (!bytes_at(grid, "grid", rows * keys, data, keeper)) return nullptr;
   Error error;
-  int32_t code = TESSERA_OK;
-  Py_BEGIN_ALLOW_THREADS code =
-      tessera_dropout_mask(dropout, seed, offset, batch, head, heads, rows, keys, data, &error);
-  Py_END_ALLOW_THREADS if (code != TESSERA_OK) return raise(error);
+  const int32_t code = unlocked(
+      [&] { return tessera_dropout_mask(dropout, seed, offset, batch, head, heads, rows, keys, data, &error); });
+  if (code != TESSERA_OK) return raise(error);
   Py_RETURN_NONE;
 }
 
@@ -191,11 +233,12 @@ PyObject* verify(PyObject*, PyObject* args) {
   bound.offset = offset;
   tessera_verdict verdicts[TESSERA_NAMES] = {};
   verdicts[0].size = sizeof verdicts[0];
-  int32_t count = 0, code = TESSERA_OK;
+  int32_t count = 0;
   Error error;
   const tessera_problem& p = reinterpret_cast<ProblemObject*>(problem)->problem;
-  Py_BEGIN_ALLOW_THREADS code = tessera_verify(&p, &bound, sample, verdicts, TESSERA_NAMES, &count, &error);
-  Py_END_ALLOW_THREADS if (code != TESSERA_OK && code != TESSERA_WRONG) return raise(error);
+  const int32_t code =
+      unlocked([&] { return tessera_verify(&p, &bound, sample, verdicts, TESSERA_NAMES, &count, &error); });
+  if (code != TESSERA_OK && code != TESSERA_WRONG) return raise(error);
   Ref list(PyList_New(0));
   for (int32_t n = 0; list && n < count; ++n) {
     const tessera_verdict& v = verdicts[n];
@@ -264,6 +307,6 @@ PyMODINIT_FUNC PyInit__tessera() {
   using namespace tessera::python;
   Ref module(PyModule_Create(&definition));
   const bool made = module && add_problem(module.get()) && add_plan(module.get()) && add_caller(module.get()) &&
-                    add_facts(module.get());
+                    watch_exit() && add_facts(module.get());
   return made ? module.release() : nullptr;
 }

@@ -141,6 +141,7 @@ PyObject* str(PyObject* self) {
 }
 
 PyObject* repr(PyObject* self) {
+  if (!self_of(self)->plan) return PyUnicode_FromString("<Plan that was never made>");
   return PyUnicode_FromFormat("<Plan %s: %S>", self_of(self)->facts.kernel, self_of(self)->line);
 }
 
@@ -187,8 +188,11 @@ bool run_cascade(const PlanObject* self, std::vector<tessera_bindings>& levels) 
   for (const tessera_bindings& b : levels) pointers.push_back(&b);
   Error error;
   int32_t code = TESSERA_OK;
-  Py_BEGIN_ALLOW_THREADS code = tessera_cascade_run(self->plan, pointers.data(), nullptr, &error);
-  Py_END_ALLOW_THREADS if (code != TESSERA_OK) raise(error);
+  {
+    const Unlocked free;
+    code = tessera_cascade_run(self->plan, pointers.data(), nullptr, &error);
+  }
+  if (code != TESSERA_OK) raise(error);
   return code == TESSERA_OK;
 }
 
@@ -246,9 +250,14 @@ bool run(const PlanObject* plan, tessera_bindings& bound, void* stream) {
   bound.workspace = workspace.memory();
   bound.workspace_bytes = plan->facts.workspace_bytes;
   Error error;
+  // To give the lock away and to take it back costs as much as a microsecond's work.
+  const bool brief = plan->facts.flops < 1e5 && plan->facts.bytes_read < (1 << 16);
   int32_t code = TESSERA_OK;
-  Py_BEGIN_ALLOW_THREADS code = tessera_run(plan->plan, &bound, stream, &error);
-  Py_END_ALLOW_THREADS if (code != TESSERA_OK) raise(error);
+  {
+    const Unlocked free(!brief);
+    code = tessera_run(plan->plan, &bound, stream, &error);
+  }
+  if (code != TESSERA_OK) raise(error);
   return code == TESSERA_OK;
 }
 

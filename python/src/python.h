@@ -41,6 +41,23 @@ struct Error : tessera_error {
 // Raises: INVALID is a ValueError, UNSUPPORTED a NotImplementedError, WRONG an AssertionError, FAILED a RuntimeError.
 PyObject* raise(const Error& error);
 
+// A number from 0 to 2^64 - 1 of any kind that is whole. False with an exception that calls it `name`.
+bool as_bits(PyObject* number, const char* name, uint64_t& bits);
+
+// The interpreter's lock is given away for the life of this. At the program's end a thread that comes back waits
+// forever: the interpreter would end it by unwinding through C++, which aborts the process.
+class Unlocked {
+ public:
+  explicit Unlocked(bool really = true) : state_(really ? PyEval_SaveThread() : nullptr) {}
+  ~Unlocked();
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+bool watch_exit();  // once, with the module
+
 // The types, made once with the module.
 extern PyTypeObject* problem_type;
 extern PyTypeObject* plan_type;

@@ -9,8 +9,6 @@
 namespace tessera::python {
 namespace {
 
-enum class Way { exchange, attributes, array_interface, capsule, none };
-
 struct Reader {
   PyTypeObject* type;  // a reference is kept: an address must not be used twice
   Way way;
@@ -37,7 +35,8 @@ Reader make_reader(PyTypeObject* type) {
     reader.api = static_cast<const dlpack::ExchangeApi*>(api);
     PyErr_Clear();
   }
-  if (reader.api && reader.api->version.major == 1 && reader.api->tensor_from_object) reader.way = Way::exchange;
+  if (has(object, "mask") && has(object, "filled")) reader.way = Way::masked;
+  else if (reader.api && reader.api->version.major == 1 && reader.api->tensor_from_object) reader.way = Way::exchange;
   else if (has(object, "data_ptr") && has(object, "stride")) reader.way = Way::attributes;
   else if (has(object, "__array_interface__")) reader.way = Way::array_interface;
   else if (has(object, "__dlpack__")) reader.way = Way::capsule;
@@ -67,7 +66,7 @@ bool refuse_without_memory(const char* name) {
 }
 
 bool set_rank(Tensor& t, int64_t rank, const char* name) {
-  if (rank > most_dims) {
+  if (rank < 0 || rank > most_dims) {
     PyErr_Format(PyExc_ValueError, "%s has %lld dimensions; none has more than 4.", name, static_cast<long long>(rank));
     return false;
   }
@@ -126,15 +125,19 @@ bool read_capsule(PyObject* object, const char* name, Tensor& t, Ref& keeper) {
     t.read_only = m->flags & dlpack::read_only;
     return from_dlpack(m->tensor, name, t);
   }
+  if (!PyCapsule_IsValid(keeper.get(), "dltensor"))
+    return refuse(PyExc_TypeError, name, "gave no fresh capsule from __dlpack__.");
   const auto* m = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(keeper.get(), "dltensor"));
-  return m && from_dlpack(m->tensor, name, t);
+  return from_dlpack(m->tensor, name, t);
 }
 
 // --------------------------------------------------------------------------------------------- torch before 2.10
 
-bool integers(PyObject* sequence, int64_t* values) {
-  const Py_ssize_t n = PyTuple_Size(sequence);
-  for (Py_ssize_t i = 0; i < n; ++i) values[i] = PyLong_AsLongLong(PyTuple_GetItem(sequence, i));
+// As many as there are dimensions.
+bool integers(PyObject* sequence, int rank, const char* name, int64_t* values) {
+  if (!PyTuple_Check(sequence) || PyTuple_Size(sequence) != rank)
+    return refuse(PyExc_TypeError, name, "has a shape and strides that are no tuples of one length.");
+  for (Py_ssize_t i = 0; i < rank; ++i) values[i] = PyLong_AsLongLong(PyTuple_GetItem(sequence, i));
   return !PyErr_Occurred();
 }
 
@@ -161,8 +164,8 @@ bool read_attributes(PyObject* object, const char* name, Tensor& t) {
     t.device = dlpack::cuda;
     t.device_id = index.get() == Py_None ? 0 : static_cast<int32_t>(PyLong_AsLong(index.get()));
   }
-  return set_rank(t, PyTuple_Size(shape.get()), name) && integers(shape.get(), t.shape) &&
-         integers(stride.get(), t.stride);
+  return set_rank(t, PyTuple_Size(shape.get()), name) && integers(shape.get(), t.rank, name, t.shape) &&
+         integers(stride.get(), t.rank, name, t.stride);
 }
 
 // -------------------------------------------------------------------------------------------------------- NumPy
@@ -195,7 +198,10 @@ bool read_array_interface(PyObject* object, const char* name, Tensor& t, Ref& ke
   PyObject* typestr = PyDict_GetItemString(keeper.get(), "typestr");
   PyObject* data = PyDict_GetItemString(keeper.get(), "data");
   PyObject* strides = PyDict_GetItemString(keeper.get(), "strides");
-  if (!shape || !typestr || !data || !PyTuple_Check(shape) || !PyTuple_Check(data))
+  if (PyObject* mask = PyDict_GetItemString(keeper.get(), "mask"); mask && mask != Py_None)
+    return refuse(PyExc_ValueError, name, "has a mask in its __array_interface__, which would be lost.");
+  if (!shape || !typestr || !data || !PyTuple_Check(shape) || !PyTuple_Check(data) || PyTuple_Size(data) != 2 ||
+      !PyLong_Check(PyTuple_GetItem(data, 0)) || !PyUnicode_Check(typestr))
     return refuse(PyExc_TypeError, name, "has an __array_interface__ without shape, typestr or data.");
   int64_t bytes = 1;
   t.dtype = numpy_dtype(object, typestr, bytes);
@@ -203,12 +209,12 @@ bool read_array_interface(PyObject* object, const char* name, Tensor& t, Ref& ke
   t.device = dlpack::cpu;
   t.data = PyLong_AsVoidPtr(PyTuple_GetItem(data, 0));
   t.read_only = PyTuple_GetItem(data, 1) == Py_True;
-  if (!set_rank(t, PyTuple_Size(shape), name) || !integers(shape, t.shape)) return false;
+  if (!set_rank(t, PyTuple_Size(shape), name) || !integers(shape, t.rank, name, t.shape)) return false;
   if (!strides || strides == Py_None) {
     set_dense(t);
     return true;
   }
-  if (!integers(strides, t.stride)) return false;
+  if (!integers(strides, t.rank, name, t.stride)) return false;
   for (int d = 0; d < t.rank; ++d) {
     if (t.shape[d] > 1 && bytes > 0 && t.stride[d] % bytes != 0)
       return refuse(PyExc_ValueError, name,
@@ -238,6 +244,7 @@ bool read(PyObject* object, const char* name, Tensor& t, Ref& keeper, bool ours)
   const Reader reader = reader_of(Py_TYPE(object));
   t.read_only = false;
   t.device_id = 0;
+  t.way = reader.way;
   switch (reader.way) {
     case Way::exchange:
       if (!read_exchange(reader, object, name, t)) return false;
@@ -249,6 +256,10 @@ bool read(PyObject* object, const char* name, Tensor& t, Ref& keeper, bool ours)
       return read_array_interface(object, name, t, keeper);
     case Way::capsule:
       return read_capsule(object, name, t, keeper);
+    case Way::masked:
+      return refuse(PyExc_ValueError, name,
+                    "is a masked array, whose mask would be lost. Pass .data of it, and a "
+                    "tessera.Mask for keys.");
     case Way::none: {
       const Ref type(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__name__"));
       PyErr_Format(PyExc_TypeError,

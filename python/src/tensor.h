@@ -9,12 +9,15 @@ namespace tessera::python {
 
 constexpr int most_dims = 8;
 
+enum class Way { exchange, attributes, array_interface, capsule, masked, none };  // how an array is read
+
 struct Tensor {
   void* data;
   int32_t dtype;              // a tessera_dtype; -1 if it has none of them
   int32_t device, device_id;  // as in DLPack: 1 is the CPU, 2 a CUDA device
   int32_t rank;
   bool read_only;
+  Way way;
   int64_t shape[most_dims];
   int64_t stride[most_dims];  // elements
 };

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import tracing
-from .calls import Result, ResultWithMax, bridge, forward_caller, is_torch, mask_of
+from .calls import FORWARD_NAMES, Options, Result, ResultWithMax, bridge, explain, forward_caller, is_torch, mask_of
 from .mask import NO_ARRAYS, Mask
 
 Array = Any  # a NumPy array, a torch tensor, or anything with __dlpack__
@@ -62,7 +62,7 @@ def attention(
     mask: a :class:`Mask`, or its text ("causal", "causal&window(128,0)"). Causal means bottom-right: the last query sees
     the last key; say Mask.causal("top_left") for the other corner.
 
-    out: receives the result (no gradients then). out_dtype "f32": partial results for merging. return_lse,
+    out: receives the result (no gradients then); its memory must not overlap what is read. out_dtype "f32": partial results for merging. return_lse,
     return_max_score: fill these fields of the result.
 
     deterministic: repeatable gradients (forward always is). batch_invariant: a row's bits depend on nothing else in the
@@ -96,13 +96,12 @@ def attention(
         threads,
         workspace_limit,
     )
-    run = runners.get(type(q)) or runner_of(q)
-    return run(
-        key,
-        seed,
-        offset,
-        (q, k, v, bias, slopes, sinks, *masks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, out),
-    )
+    arrays = (q, k, v, bias, slopes, sinks, *masks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, out)
+    try:
+        return (runners.get(type(q)) or runner_of(q))(key, seed, offset, arrays)
+    except (TypeError, AttributeError) as error:
+        explain(error, Options(*key), {n: a for n, a in zip(FORWARD_NAMES, arrays) if a is not None})
+        raise
 
 
 def on_host(key: tuple, seed: int, offset: int, arrays: tuple) -> Result:

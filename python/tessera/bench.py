@@ -208,6 +208,10 @@ def perform(o: argparse.Namespace) -> int:
     names = [n for n in o.against.split(",") if n]
     if unknown := [n for n in names if n not in CONTENDERS]:
         raise ValueError(f"--against: {unknown[0]} is no contender; they are {', '.join(CONTENDERS)}.")
+    if not 0 <= o.threads <= 1024:
+        raise ValueError(f"--threads is {o.threads}; it must be from 0 to 1024.")
+    if not 0 <= o.seconds < 1e6:
+        raise ValueError(f"--seconds is {o.seconds}; it must be at least 0.")
     if torch is not None and o.threads > 0:
         torch.set_num_threads(o.threads)
     results, worst = [], 0

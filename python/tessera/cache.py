@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from . import _tessera, tracing
 from .attention import Array
 from .calls import Result, accumulation, bridge, caller_of, callers, check_options, empty, form_of, is_torch
-from .calls import mask_of, need, words
+from .calls import check_one_library, check_out, explain, mask_of, need, words
 from .mask import ARRAYS, NO_ARRAYS, Mask
 from .problem import APPEND, DTYPES, FORWARD, Bounds, Cache, Wish, build
 from .problem import Array as Description
@@ -40,7 +40,6 @@ class CacheOptions(NamedTuple):
 
 
 def cache_problem(options: CacheOptions, given: dict[str, Any], described: dict[str, Description]) -> tuple:
-    check_options(options)
     attends = options.pass_ == FORWARD
     need(described, *(("q", "k", "v") if attends else ("k", "v", "k_new")))
     if attends and "cache_lens" not in described and "seqused_k" not in described and "k_new" in described:
@@ -51,6 +50,7 @@ def cache_problem(options: CacheOptions, given: dict[str, Any], described: dict[
     if attends:
         q = described["q"].dtype
         wishes = [Wish("out", DTYPES[options.out_dtype] if options.out_dtype else q)]
+        check_out(options, described)
         if "out" in described:
             wishes = [NAMES_OF_DECODE.index("out")]
         wishes.append(Wish("lse", accumulation(q)) if options.lse else None)
@@ -72,21 +72,32 @@ def cache_caller(options: CacheOptions, names: tuple[str, ...]) -> Any:
     return callers.get(options) or caller_of(options, names, cache_problem, options, result)
 
 
-def _no_gradients(name: str, arrays: tuple) -> None:
+WRITTEN_AT: dict[tuple[str, ...], list[int]] = {
+    names: [names.index(n) for n in ("k", "v")] for names in (NAMES_OF_DECODE, STORED)
+}  # and what stands last: out of decode, status of append
+
+
+def _no_gradients(name: str, arrays: Any) -> None:
     torch = bridge()
-    if torch.grad_enabled() and any(a is not None and is_torch(a) and a.requires_grad for a in arrays):
+    if torch.grad_enabled() and any([a is not None and a.requires_grad for a in arrays]):
         raise ValueError(f"an array requires gradients, and {name} has none. Call it under torch.no_grad().")
+    torch.refuse_tangents(arrays)
 
 
 def _call(name: str, options: CacheOptions, names: tuple[str, ...], arrays: tuple) -> Any:
-    first = arrays[0]
     stream = None
-    if is_torch(first):
-        if bridge().must_dispatch(first):
-            return bridge().ops().cached(name, options, names, arrays)
-        _no_gradients(name, arrays)
-        stream = bridge().stream_of(first)
-    made = cache_caller(options, names)(arrays, 0, 0, stream)
+    torch = bridge() if is_torch(arrays[0]) else None
+    try:
+        if torch:
+            _no_gradients(name, arrays)
+            if torch.must_dispatch(arrays[0]):
+                return torch.ops().cached(name, options, names, arrays)
+            stream = torch.stream_of(arrays[0])
+        made = cache_caller(options, names)(arrays, 0, 0, stream)
+    except (TypeError, AttributeError) as error:
+        explain(error, options, {n: a for n, a in zip(names, arrays) if a is not None})
+    if torch:
+        torch.written(arrays[n] for n in (*WRITTEN_AT[names], -1))
     if tracing._open:
         tracing.record(name, made[-1])
     return made
@@ -257,6 +268,17 @@ def cascade(
     >>> tessera.cascade(q, [Level(k_prefix, v_prefix), Level(k, v, cu_seqlens_q=cu, page_table=table,
     ...                     cache_lens=lens, mask="causal")])             # doctest: +SKIP
     """
+    if not isinstance(levels, (list, tuple)) or not all(isinstance(level, Level) for level in levels):
+        raise ValueError("levels must be a list of tessera.Level.")
+    options_of_all = CacheOptions(
+        FORWARD, "none", scale, softcap, out_dtype=out_dtype, lse=return_lse, batch_invariant=batch_invariant,
+        kernels=kernels, threads=threads,
+    )  # fmt: skip
+    check_options(options_of_all)
+    all_arrays = {"q": q, **{name: a for level in levels for name, a in level.arrays.items()}}
+    check_one_library(all_arrays)
+    if is_torch(q):
+        _no_gradients("cascade", [q, *[a for level in levels for a in level.arrays.values()]])
     problems, bound = [], []
     like_q = Description(*_tessera.describe(q))
     wishes: tuple[Wish, ...] = (Wish("out", DTYPES[out_dtype] if out_dtype else like_q.dtype),)
@@ -269,8 +291,7 @@ def cascade(
             given["cu_seqlens_q"] = _row_ends(q, like_q.shape[0])
         described = {name: Description(*_tessera.describe(a)) for name, a in given.items()}
         cached = bool(given.keys() & {"cache_lens", "page_table", "cache_batch_idx", "left_pad", "k_new"})
-        options = CacheOptions(FORWARD, level.mask, scale, softcap, batch_invariant=batch_invariant)
-        check_options(options)
+        options = options_of_all._replace(mask=level.mask)
         written = ("k", "v") if "k_new" in given else ()
         problem, made = build(
             FORWARD, words(options), form_of("bshd", described, cached), given, described,

@@ -69,17 +69,59 @@ def mask_of(mask: Mask | str) -> Mask:
     )
 
 
+NUMBERS = ("scale", "softcap", "dropout")
+COUNTS = {"max_len_q": 2**31, "max_len_k": 2**31, "max_len_new": 2**31, "threads": 1025, "workspace_limit": 2**63}
+SWITCHES = ("lse", "max_score", "deterministic", "batch_invariant", "allow_tf32")
+TEXTS = ("kernels", "out_dtype")
+
+
 def check_options(options: Any) -> None:
-    """Types that a key can rely on: a tensor's number may change while the tensor stays the same."""
-    for name in ("scale", "softcap", "dropout"):
+    """Types and ranges, before the options become a key: a key must not be equal to one of another type that is wrong, nor
+    hold a tensor, whose number may change while the tensor stays the same."""
+    for name in NUMBERS:
         value = getattr(options, name, None)
         if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
             raise ValueError(f"{name} is a {type(value).__name__}; it must be a Python number. Pass float({name}).")
-    if options.layout not in LAYOUTS:
+    for name, end in COUNTS.items():
+        value = getattr(options, name, None)
+        if value is None and name != "threads":
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) < end:
+            raise ValueError(f"{name} is {value!r}; it must be a whole number from 0 to {end - 1}.")
+    for name in SWITCHES:
+        if not isinstance(getattr(options, name, False), bool):
+            argument = "return_" + name if name in ("lse", "max_score") else name
+            raise ValueError(f"{argument} is {getattr(options, name)!r}; it must be True or False.")
+    for name in TEXTS:
+        value = getattr(options, name, None)
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{name} is a {type(value).__name__}; it must be a text, or None.")
+    if options.out_dtype is not None and options.out_dtype not in DTYPES:
+        raise ValueError(f"out_dtype is {options.out_dtype!r}; it must be q's, or 'f32' ('f64' of float64).")
+    if not isinstance(options.layout, str) or options.layout not in LAYOUTS:
         raise ValueError(
             f"layout is {options.layout!r}; it must be 'bshd', (batch, seq, heads, dim), or 'bhsd', (batch, heads, seq, dim). "
             f"Packed arrays have no batch axis."
         )
+
+
+def check_one_library(given: dict[str, Any]) -> None:
+    torch_arrays = {name: is_torch(array) for name, array in given.items()}
+    first = next(iter(given))
+    for name, answer in torch_arrays.items():
+        if answer != torch_arrays[first]:
+            kinds = {True: "a torch tensor", False: f"a {type(given[first if torch_arrays[name] else name]).__name__}"}
+            raise ValueError(
+                f"{name} is {kinds[answer]} and {first} {kinds[not answer]}; all arrays of a call are of one library. "
+                f"Convert {name}."
+            )
+
+
+def explain(error: Exception, options: Any, given: dict[str, Any]) -> None:
+    """Says better what a fast path tripped over, if it can."""
+    check_options(options)
+    check_one_library(given)
+    raise error
 
 
 # ------------------------------------------------------------------------------------------------- making results
@@ -166,6 +208,7 @@ def planned(problem_of: Callable[..., Any], options: Any, names: tuple[str, ...]
     def make(arrays: tuple, described: tuple) -> tuple:
         given = {n: a for n, a in zip(names, arrays) if a is not None}
         known = {n: Array(*d) for n, d in zip(names, described) if d is not None}
+        check_one_library(given)
         problem, shapes, returned = problem_of(options, given, known)
         like = next(iter(given.values()))
 
@@ -187,6 +230,7 @@ def caller_of(
 ) -> Callable[..., Any]:
     """call(arrays, seed, offset, stream) for these options, which returns a `result`. The first `ours` arrays are known
     from a call before."""
+    check_options(getattr(options, "options", options))
     if len(callers) >= most_callers:
         callers.clear()
     caller = _tessera.Caller(tuple(NAMES[n] for n in names), planned(problem_of, options, names), result, ours)
@@ -222,11 +266,9 @@ class ResultWithMax(NamedTuple):
 
 def forward_problem(options: Options, given: dict[str, Any], described: dict[str, Array]) -> tuple:
     need(described, "q", "k", "v")
-    check_options(options)
     q = described["q"].dtype
-    if options.out_dtype is not None and options.out_dtype not in DTYPES:
-        raise ValueError(f"out_dtype is {options.out_dtype!r}; it must be q's, or 'f32' ('f64' of float64).")
     out_dtype = q if options.out_dtype is None else DTYPES[options.out_dtype]
+    check_out(options, described)
     out = None if "out" in described else Wish("out", out_dtype)
     lse = Wish("lse", accumulation(q)) if options.lse else None
     max_score = Wish("max_score", accumulation(q)) if options.max_score else None
@@ -235,6 +277,14 @@ def forward_problem(options: Options, given: dict[str, Any], described: dict[str
     bounds = Bounds(options.max_len_q, options.max_len_k)
     problem, shapes = build(FORWARD, words(options), form, given, described, wishes, bounds, written=("out",))
     return problem, shapes, (out or FORWARD_NAMES.index("out"), lse, ..., *((max_score,) if max_score else ()))
+
+
+def check_out(options: Any, described: dict[str, Array]) -> None:
+    given = described.get("out")
+    if given is not None and options.out_dtype is not None and DTYPES[options.out_dtype] != given.dtype:
+        raise ValueError(
+            f"out is {_tessera.DTYPES[given.dtype]} and out_dtype is {options.out_dtype!r}; say one of them."
+        )
 
 
 FORWARD_NAMES = (*INPUTS, "out")

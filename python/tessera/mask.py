@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 ARRAYS = ("keep", "exclude_keys", "documents_q", "documents_k", "corner_offsets")
+LETTERS = "abcdefghijklmnopqrstuvwxyz_0123456789 ()@&,-[]"
 NO_ARRAYS = (None,) * len(ARRAYS)
 Corner = Any  # "bottom_right", "top_left", a whole number, or int32 (B,)
 
@@ -26,6 +27,8 @@ class Mask:
     """
 
     def __init__(self, text: str = "none"):
+        if not isinstance(text, str) or not all([letter in LETTERS for letter in text]):
+            raise ValueError(f"the mask is {text!r}; it must be a text of parts such as 'causal&window(128,0)'.")
         parts: dict[str, str] = {}
         corner = ""
         for part in text.replace(" ", "").split("&"):
@@ -57,8 +60,10 @@ class Mask:
                     f"of one a sequence."
                 )
             where = "@" + corner
-        elif isinstance(corner, int):
-            where = f"@at({corner})"
+        elif isinstance(corner, bool):
+            raise ValueError(f"corner is {corner}; it must be a name, a whole number or an int32 array.")
+        elif isinstance(corner, int) or (hasattr(corner, "__index__") and getattr(corner, "shape", None) == ()):
+            where = f"@at({_whole('corner', corner)})"
         elif corner is not None:
             where = "@at(0)"
             arrays["corner_offsets"] = corner
@@ -107,20 +112,22 @@ class Mask:
     @classmethod
     def keep(cls, array: Any) -> Mask:
         """A bool array that broadcasts to (B, Hq, Sq, Sk), 4 dimensions of which any may be 1: True keeps."""
-        return cls._part("none", keep=array)
+        return cls._part("none", keep=_given("keep", array))
 
     @classmethod
     def exclude_keys(cls, array: Any) -> Mask:
         """A bool array (B, Sk): True excludes that key of that sequence for all rows (key padding)."""
-        return cls._part("none", exclude_keys=array)
+        return cls._part("none", exclude_keys=_given("exclude_keys", array))
 
     @classmethod
     def documents(cls, ids_q: Any, ids_k: Any = None) -> Mask:
         """int32 (B, Sq) and (B, Sk), packed (rows,): a row sees keys of its own document, ids equal and >= 0. Without
         ids_k they are ids_q."""
-        return cls._part("none", documents_q=ids_q, documents_k=ids_q if ids_k is None else ids_k)
+        return cls._part("none", documents_q=_given("ids_q", ids_q), documents_k=ids_q if ids_k is None else ids_k)
 
     def __and__(self, other: Mask) -> Mask:
+        if not isinstance(other, Mask):
+            return NotImplemented
         parts, corner, arrays = dict(self._parts), self._corner, dict(self._arrays)
         for name, value in other._parts.items():
             parts[name] = _one(name, parts.get(name, ""), value)
@@ -155,6 +162,12 @@ class Mask:
 
     def __hash__(self) -> int:
         return hash(self.text)
+
+
+def _given(name: str, array: Any) -> Any:
+    if array is None:
+        raise ValueError(f"{name} is None; a mask without its array would keep every key. Leave the part out.")
+    return array
 
 
 def _whole(name: str, n: int) -> int:

@@ -30,21 +30,19 @@ def arguments(names: tuple[str, ...], needed: tuple[str, ...], written: tuple[st
 
 
 BOUNDS = "SymInt? max_len_q, SymInt? max_len_k"
+NUMBERS = "float? scale, float? softcap, float dropout, SymInt threads"
 RANDOM = "SymInt seed, SymInt offset"
 library.define(
-    f"attention({arguments(INPUTS, INPUTS[:3])}, str options, {BOUNDS}, {RANDOM}) -> (Tensor, Tensor, Tensor)"
+    f"attention({arguments(INPUTS, INPUTS[:3])}, str options, {NUMBERS}, {BOUNDS}, {RANDOM}) -> (Tensor, Tensor, Tensor)"
 )
 library.define(
     f"attention_backward({arguments((*INPUTS, 'out', 'lse'), (*INPUTS[:3], 'out', 'lse'))}, Tensor? dout, Tensor? dlse, "
-    f"bool[] wanted, str options, {BOUNDS}, {RANDOM}) -> Tensor[]"
+    f"bool[] wanted, str options, {NUMBERS}, {BOUNDS}, {RANDOM}) -> Tensor[]"
 )
 
 
 # Places in a key; what is traced must be plain tuples for torch 2.4.
-LEN_Q, LSE = Options._fields.index("max_len_q"), Options._fields.index("lse")
-assert Options._fields[LEN_Q : LEN_Q + 2] == ("max_len_q", "max_len_k") and Options._fields[LSE + 1] == "max_score"
-LEN_OF_CACHE = CacheOptions._fields.index("max_len_q")
-assert CacheOptions._fields[LEN_OF_CACHE : LEN_OF_CACHE + 4] == ("max_len_q", "max_len_k", "max_len_new", "cache")
+LSE = Options._fields.index("lse")
 
 
 def spell(options: tuple) -> str:
@@ -57,8 +55,10 @@ def read(text: str) -> Options:
     return Options(*ast.literal_eval(text))
 
 
-def with_bounds(text: str, max_len_q: int | None, max_len_k: int | None) -> Options:
-    return read(text)._replace(max_len_q=max_len_q, max_len_k=max_len_k)
+def options_of(text: str, scale: Any, softcap: Any, dropout: float, threads: int, len_q: Any, len_k: Any) -> Options:
+    return read(text)._replace(
+        scale=scale, softcap=softcap, dropout=dropout, threads=threads, max_len_q=len_q, max_len_k=len_k
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- attention
@@ -68,15 +68,18 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
     """(out, lse, plan) as the eager path, and max_score if asked for; the plan is None: it is made when the graph runs."""
     if arrays[-1] is not None:
         raise NotImplementedError("out cannot be given while torch.compile traces; leave it out.")
-    text = spell((*key[:LEN_Q], None, None, *key[LEN_Q + 2 : LSE], True, *key[LSE + 1 :]))
-    made = torch.ops.tessera.attention(*arrays[:-1], text, key[LEN_Q], key[LEN_Q + 1], seed, offset)
+    mask, scale, softcap, dropout, layout, len_q, len_k, out_dtype, _, max_score, *modes, kernels, threads, limit = key
+    text = spell((mask, None, None, 0.0, layout, None, None, out_dtype, True, max_score, *modes, kernels, 0, limit))
+    made = torch.ops.tessera.attention(
+        *arrays[:-1], text, scale, softcap, dropout, threads, len_q, len_k, seed, offset
+    )
     lse = made[1] if key[LSE] else None
     return ResultWithMax(made[0], lse, None, made[2]) if key[LSE + 1] else Result(made[0], lse, None)
 
 
 def _attention(*given: Any) -> tuple:
-    arrays, (text, max_len_q, max_len_k, seed, offset) = given[: len(INPUTS)], given[len(INPUTS) :]
-    options = with_bounds(text, max_len_q, max_len_k)
+    arrays, (text, *numbers, seed, offset) = given[: len(INPUTS)], given[len(INPUTS) :]
+    options = options_of(text, *numbers)
     made = forward_caller(options)((*arrays, None), seed, offset, stream_of(arrays[0]))
     if tracing._open:
         tracing.record("attention (compiled)", made[2])
@@ -111,13 +114,13 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any, _: Any) -> tuple:
 
 
 def _attention_backward(*given: Any) -> list:
-    saved, (dout, dlse, wanted, text, max_len_q, max_len_k, seed, offset) = given[:-8], given[-8:]
-    made = backward(with_bounds(text, max_len_q, max_len_k), seed, offset, saved, dout, dlse, tuple(wanted))
+    saved, (dout, dlse, wanted, text, *numbers, seed, offset) = given[: len(INPUTS) + 2], given[len(INPUTS) + 2 :]
+    made = backward(options_of(text, *numbers), seed, offset, saved, dout, dlse, tuple(wanted))
     return [saved[0].new_empty(0) if grad is None else grad for grad in made]
 
 
 def _attention_backward_fake(*given: Any) -> list:
-    saved, wanted = given[:-8], given[-6]
+    saved, wanted = given[: len(INPUTS) + 2], given[len(INPUTS) + 4]
     return [
         saved[0].new_empty(0) if array is None or not want else array.new_empty(array.shape)
         for array, want in zip(saved, wanted)
@@ -132,12 +135,12 @@ torch.library.register_autograd("tessera::attention", _differentiate, setup_cont
 
 # ------------------------------------------------------------------------------------------------------------ caches
 
-CACHE_BOUNDS = f"{BOUNDS}, SymInt? max_len_new"
+CACHE_NUMBERS = f"float? scale, float? softcap, SymInt threads, {BOUNDS}, SymInt? max_len_new"
 WRITTEN = ("k", "v", "status")
 library.define(
-    f"decode({arguments(NAMES_OF_DECODE[:-1], ('q', 'k', 'v'), WRITTEN)}, str options, {CACHE_BOUNDS}) -> (Tensor, Tensor)"
+    f"decode({arguments(NAMES_OF_DECODE[:-1], ('q', 'k', 'v'), WRITTEN)}, str options, {CACHE_NUMBERS}) -> (Tensor, Tensor)"
 )
-library.define(f"append({arguments(STORED, ('k', 'v', 'k_new'), WRITTEN)}, str options, {CACHE_BOUNDS}) -> ()")
+library.define(f"append({arguments(STORED, ('k', 'v', 'k_new'), WRITTEN)}, str options, {CACHE_NUMBERS}) -> ()")
 
 
 @functools.lru_cache(1024)
@@ -147,35 +150,37 @@ def read_cache(text: str) -> CacheOptions:
 
 
 def cached(name: str, options: CacheOptions, names: tuple[str, ...], arrays: tuple) -> tuple:
-    n = LEN_OF_CACHE
-    bounds = options[n : n + 3]
-    text = spell((*options[:n], None, None, None, tuple(options.cache), *options[n + 4 :]))
+    pass_, mask, scale, softcap, layout, len_q, len_k, len_new, cache, *rest, kernels, threads, limit = options
+    text = spell((pass_, mask, None, None, layout, None, None, None, tuple(cache), *rest, kernels, 0, limit))
+    numbers = scale, softcap, threads, len_q, len_k, len_new
     if name == "append":
-        torch.ops.tessera.append(*arrays, text, *bounds)
+        torch.ops.tessera.append(*arrays, text, *numbers)
         return (None,)
     if arrays[-1] is not None:
         raise NotImplementedError("out cannot be given while torch.compile traces; leave it out.")
-    out, lse = torch.ops.tessera.decode(*arrays[:-1], text, *bounds)
+    out, lse = torch.ops.tessera.decode(*arrays[:-1], text, *numbers)
     return Result(out, lse if options.lse else None, None)
 
 
-def _cached(name: str, names: tuple[str, ...], arrays: tuple, text: str, bounds: tuple) -> tuple:
-    options = read_cache(text)._replace(max_len_q=bounds[0], max_len_k=bounds[1], max_len_new=bounds[2])
-    call = cache_caller(options, names)
-    made = call(arrays, 0, 0, stream_of(arrays[0]))
+def _cached(name: str, names: tuple[str, ...], arrays: tuple, text: str, numbers: tuple) -> tuple:
+    scale, softcap, threads, len_q, len_k, len_new = numbers
+    options = read_cache(text)._replace(
+        scale=scale, softcap=softcap, threads=threads, max_len_q=len_q, max_len_k=len_k, max_len_new=len_new
+    )
+    made = cache_caller(options, names)(arrays, 0, 0, stream_of(arrays[0]))
     if tracing._open:
         tracing.record(f"{name} (compiled)", made[-1])
     return made
 
 
 def _decode(*given: Any) -> tuple:
-    arrays, (text, *bounds) = given[:-4], given[-4:]
-    made = _cached("decode", NAMES_OF_DECODE, (*arrays, None), text, tuple(bounds))
+    arrays, text, numbers = given[:-7], given[-7], given[-6:]
+    made = _cached("decode", NAMES_OF_DECODE, (*arrays, None), text, numbers)
     return made[0], arrays[0].new_empty(0) if made[1] is None else made[1]
 
 
 def _decode_fake(*given: Any) -> tuple:
-    arrays, options = given[:-4], read_cache(given[-4])
+    arrays, options = given[:-7], read_cache(given[-7])
     q, v = arrays[0], arrays[NAMES_OF_DECODE.index("v")]
     packed = arrays[NAMES_OF_DECODE.index("cu_seqlens_q")] is not None
     form = Form(options.layout, packed, False, False, True, False)
@@ -187,8 +192,8 @@ def _decode_fake(*given: Any) -> tuple:
 
 
 def _append(*given: Any) -> None:
-    arrays, (text, *bounds) = given[:-4], given[-4:]
-    _cached("append", STORED, arrays, text, tuple(bounds))
+    arrays, text, numbers = given[:-7], given[-7], given[-6:]
+    _cached("append", STORED, arrays, text, numbers)
 
 
 library.impl("decode", _decode, "CompositeExplicitAutograd")

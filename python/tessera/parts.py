@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 from . import _tessera
 from .attention import Array
-from .calls import bridge, empty, is_torch
+from .calls import bridge, check_one_library, empty, is_torch
 from .problem import AXES, dense_strides
 
 
@@ -65,6 +65,7 @@ def merge(
         raise ValueError(f"outs are {len(outs)} and lses {len(lses)}; give at least one part, each with both.")
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f"layout is {layout!r}; it must be 'bshd' or 'bhsd'.")
+    check_one_library({f"part {n}": a for n, a in enumerate([*outs, *lses])})
     if is_torch(outs[0]):
         return bridge().merge(tuple(outs), tuple(lses), layout, threads)
     return run_merge(outs, lses, layout, threads)

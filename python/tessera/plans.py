@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _tessera
-from .calls import FORWARD_NAMES, Options, forward_problem, mask_of, plan_of
+from . import _tessera, tracing
+from .calls import FORWARD_NAMES, Options, bridge, check_one_library, check_options, forward_problem, is_torch, mask_of
+from .calls import plan_of
 from .mask import Mask
 from .problem import NAMES, Array, Wish, dense_strides
+
+
+RESULTS = ("out", "lse", "max_score")
 
 
 class Plan:
@@ -21,7 +25,7 @@ class Plan:
         self._native = native
         self._expected = expected or {}
         self._names = tuple(self._expected)
-        self._caller = _tessera.Caller(tuple(NAMES[n] for n in self._names), self._check)
+        self._caller = _tessera.Caller(tuple(NAMES[n] for n in self._names), _checker(native, self._expected))
 
     def run(self, *, seed: int = 0, offset: int = 0, stream: int | None = None, **arrays: Any) -> None:
         """Runs on arrays of the shapes, strides, dtypes and device that the plan was made for. Results are given too: out,
@@ -34,23 +38,13 @@ class Plan:
         for name in self._names:
             if arrays.get(name) is None:
                 raise ValueError(f"{name} is missing; the plan reads or writes it.")
-        self._caller.call(tuple(arrays[n] for n in self._names), seed, offset, stream)
-
-    def _check(self, arrays: tuple, described: tuple) -> tuple:
-        for name, d in zip(self._names, described):
-            a, e = Array(*d), self._expected[name]
-            steps = [(n, s) for n, s in zip(a.shape, a.strides) if n != 1]
-            same = steps == [(n, s) for n, s in zip(e.shape, e.strides) if n != 1] and len(a.shape) == len(e.shape)
-            if not same or a[:3] != e[:3] or a.shape != e.shape:
-                raise ValueError(f"{name} is {_words(a)}; the plan was made for {_words(e)}. Make another plan.")
-            if a.alignment < e.alignment:
-                raise ValueError(
-                    f"{name} lies at a multiple of {a.alignment} bytes; the plan was promised {e.alignment}. Make another "
-                    f"plan with this array."
-                )
-            if a.read_only and name in ("out", "lse", "max_score"):
-                raise ValueError(f"{name} is read-only and this call writes it; pass a writable array.")
-        return self._native, ()
+        given = tuple(arrays[n] for n in self._names)
+        check_one_library(dict(zip(self._names, given)))
+        self._caller.call(given, seed, offset, stream)
+        if is_torch(given[0]):
+            bridge().written(arrays.get(n) for n in RESULTS)
+        if tracing._open:
+            tracing.record("plan.run", self._native)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -62,6 +56,31 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<tessera.Plan {self._native.kernel}: {self._native.line}>"
+
+
+HINTS = ("kernels", "threads", "workspace_limit")
+
+
+def _checker(native: _tessera.Plan, expected: dict[str, Array]) -> Any:
+    """What the plan's Caller asks when it sees arrays that it has not seen: are they those that the plan is for?"""
+
+    def check(arrays: tuple, described: tuple) -> tuple:
+        for name, d in zip(expected, described):
+            a, e = Array(*d), expected[name]
+            steps = [(n, s) for n, s in zip(a.shape, a.strides) if n != 1]
+            same = steps == [(n, s) for n, s in zip(e.shape, e.strides) if n != 1] and len(a.shape) == len(e.shape)
+            if not same or a[:3] != e[:3] or a.shape != e.shape:
+                raise ValueError(f"{name} is {_words(a)}; the plan was made for {_words(e)}. Make another plan.")
+            if a.alignment < e.alignment:
+                raise ValueError(
+                    f"{name} lies at a multiple of {a.alignment} bytes; the plan was promised {e.alignment}. Make another "
+                    f"plan with this array."
+                )
+            if a.read_only and name in RESULTS:
+                raise ValueError(f"{name} is read-only and this call writes it; pass a writable array.")
+        return native, ()
+
+    return check
 
 
 def _words(a: Array) -> str:
@@ -92,15 +111,23 @@ def plan(
     A plan made from arrays runs on others like them: p.run(q=q, k=k, v=v, out=out). Options return_lse, out_dtype, ... are
     those of :func:`attention`; of a line only kernels, threads and workspace_limit are (the line says the rest).
     """
-    renamed = {"return_lse": "lse", "return_max_score": "max_score"}
-    known = {renamed.get(name, name): value for name, value in options.items()}
-    unknown = known.keys() - set(Options._fields)
-    if unknown:
-        raise ValueError(f"{unknown.pop()} is no option; they are {', '.join(Options._fields)}.")
+    taken = {**dict.fromkeys(Options._fields[1:]), "return_lse": "lse", "return_max_score": "max_score"}
+    del taken["lse"], taken["max_score"]
+    for name in options:
+        if name not in taken:
+            raise ValueError(f"{name} is no option; they are {', '.join(taken)}.")
+    known = {taken[name] or name: value for name, value in options.items()}
     if isinstance(q, str):
+        arrays = {"k": k, "v": v, "mask": mask, "bias": bias, "slopes": slopes, "sinks": sinks}
+        said = [n for n, a in arrays.items() if a is not None] + [n for n in known if n not in HINTS]
+        if said:
+            raise ValueError(f"{said[0]} is given beside a line, which says it itself; only {', '.join(HINTS)} are taken.")
         wishes = Options(**known)
+        check_options(wishes)
         limit = -1 if wishes.workspace_limit is None else wishes.workspace_limit
         return Plan(_tessera.Plan(_tessera.Problem(q), device, wishes.kernels, wishes.threads, limit))
+    if device != "host":
+        raise ValueError(f"device is {device!r}; arrays are planned for where they are. Leave it out, or plan a line.")
     m = None if mask is None else mask_of(mask)
     given = dict(zip(FORWARD_NAMES, (q, k, v, bias, slopes, sinks)))
     given |= m.arrays if m else {}
@@ -109,6 +136,8 @@ def plan(
     given = {name: array for name, array in given.items() if array is not None}
     described = {name: Array(*_tessera.describe(array)) for name, array in given.items()}
     settings = Options("none" if m is None else m.text, **known)
+    check_options(settings)
+    check_one_library(given)
     problem, shapes, returned = forward_problem(settings, given, described)
     for wish in returned:
         if isinstance(wish, Wish):

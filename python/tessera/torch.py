@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from . import _tessera, tracing
 from .calls import DIFFERENTIABLE, INPUTS, Options, Result, ResultWithMax, backward_caller, callers, forward_caller, most_callers
@@ -65,6 +66,8 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
     if is_compiling():
         return dispatched(key, seed, offset, arrays)
     q, k, v, bias, slopes, sinks = arrays[:6]
+    if forward_ad._current_level >= 0:
+        refuse_tangents(arrays)
     if grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -72,15 +75,36 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
         or (bias is not None and bias.requires_grad)
         or (slopes is not None and slopes.requires_grad)
         or (sinks is not None and sinks.requires_grad)
+        or (arrays[-1] is not None and arrays[-1].requires_grad)
     ):
         if arrays[-1] is not None:
             raise ValueError("out is given, but arrays require gradients; take the result that is returned instead.")
         made = Attention.apply((key, seed, offset, arrays), q, k, v, bias, slopes, sinks)
         return Result(*made) if len(made) == 3 else ResultWithMax(*made)
     made = (callers.get(key) or forward_caller(key))(arrays, seed, offset, None if q.is_cpu else stream_of(q))
+    if arrays[-1] is not None:
+        written(arrays[-1:])
     if tracing._open:
         tracing.record("attention", made[2])
     return made
+
+
+def written(tensors: Any) -> None:
+    """Tells autograd that they changed, as torch's own in-place operators do."""
+    for tensor in tensors:
+        if tensor is not None:
+            torch.autograd.graph.increment_version(tensor)
+
+
+def refuse_tangents(arrays: Any) -> None:
+    """Forward-mode derivatives would be lost in silence."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in arrays:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                "a tensor carries a tangent (forward-mode differentiation); attention has a backward pass only."
+            )
 
 
 def refuse_second() -> None:
@@ -150,6 +174,7 @@ def backward(key: tuple, seed: int, offset: int, saved: tuple, dout: Any, dlse: 
 
 
 def merge(outs: tuple, lses: tuple, layout: str, threads: int) -> tuple:
+    refuse_tangents((*outs, *lses))
     if grad_enabled() and any(t.requires_grad for t in (*outs, *lses)):
         return Merge.apply(layout, threads, len(outs), *outs, *lses)
     return run_merge(outs, lses, layout, threads)

@@ -10,7 +10,7 @@ _open: list["Trace"] = []  # those that record now; calls look whether it is emp
 
 
 class Trace:
-    """Records every Tessera call while it is open, those of drop-in functions and of compiled code included.
+    """Records every call that attends or appends while it is open, those of drop-in functions and of compiled code included.
 
     >>> with tessera.trace() as t:                                        # doctest: +SKIP
     ...     tessera.attention(q, k, v, mask="causal")

@@ -385,3 +385,64 @@ def test_a_forked_process_goes_on(normal):
         signal.alarm(20)
         os._exit(0 if np.array_equal(tessera.attention(x, x, x, threads=2).out, want) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_wrong_option_harms_only_its_own_call(qkv):
+    for wrong in ({"dropout": False}, {"scale": True}, {"threads": 0.0}, {"return_lse": 0}, {"kernels": 0}, {"scale": [1]}):
+        with pytest.raises(ValueError):
+            tessera.attention(*qkv, softcap=5.25, **wrong)
+    tessera.attention(*qkv, softcap=5.25)
+    for wrong in ({"threads": -1}, {"threads": 2**31}, {"workspace_limit": -5}, {"max_len_q": 2.5}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            tessera.attention(*qkv, **wrong)
+
+
+def test_what_would_be_lost_is_refused(qkv):
+    q, k, v = qkv
+    rejects(ValueError, "q is a masked array", lambda: tessera.attention(np.ma.array(q), k, v))
+    rejects(ValueError, "keep is None", lambda: Mask.keep(None))
+    rejects(ValueError, "the mask is", lambda: Mask("causal\tdropout=0.5"))
+    rejects(ValueError, "device is 'cuda:0'", lambda: tessera.plan(q, k, v, device="cuda:0"))
+    rejects(ValueError, "scale is given beside a line", lambda: tessera.plan("forward f32 d8", scale=2.0))
+    rejects(ValueError, "out is f32 and out_dtype is 'f16'", lambda: tessera.attention(q, k, v, out=q[..., :8], out_dtype="f16"))
+    rejects(ValueError, "seed is -1", lambda: tessera.dropout_mask(0.5, seed=-1, rows=1, keys=1))
+    five = np.zeros((1, 2, 3, 4, 2), np.float32)
+    rejects(ValueError, "has 5 dimensions", lambda: tessera.merge([five], [np.zeros((1, 3, 2), np.float32)]))
+
+
+def test_malformed_exporters(qkv):
+    class Bad:
+        def __init__(self, **interface):
+            self.interface = {"shape": (2, 5, 4, 16), "typestr": "<f4", "data": (64, False), **interface}
+
+        @property
+        def __array_interface__(self):
+            return self.interface
+
+    for bad in (Bad(data=()), Bad(strides=tuple(range(2000))), Bad(strides=[1, 2, 3, 4]), Bad(data=(None, False))):
+        rejects(TypeError, "q has", lambda: tessera.attention(bad, *qkv[1:]))
+
+
+def test_plans_are_freed(qkv):
+    import gc
+    import weakref
+
+    plan = tessera.plan(*qkv)
+    seen = weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert seen() is None
+
+
+def test_the_program_ends_while_a_thread_attends():
+    import subprocess
+    import sys
+
+    code = """if True:
+        import threading, time, numpy, tessera
+        x = numpy.ones((1, 600, 8, 64), numpy.float32)
+        def work():
+            while True: tessera.attention(x, x, x)
+        threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.3)"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

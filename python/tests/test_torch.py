@@ -228,6 +228,26 @@ def test_compile_packed_lengths_are_data():
 
 
 @compiles
+def test_compile_with_options_that_change():
+    class Layer(torch.nn.Module):
+        def __init__(self, scale, left):
+            super().__init__()
+            self.scale, self.left = scale, left
+
+        def forward(self, q, k, v):
+            return tessera.attention(q, k, v, scale=self.scale, softcap=2 + self.scale, mask=f"window({self.left},0)").out
+
+    q, k, v = leaves((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8), dtype=torch.float32)
+    spells = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)  # 2.4 spells a changing number as "s0"
+    for scale, left in ((0.1, 2), (0.2, 3), (0.3, 4)):
+        layer = Layer(scale, left if spells else 2)
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(q, k, v), layer(q, k, v))
+    for dynamic in (True, None):
+        call = torch.compile(lambda q, k, v: tessera.attention(q, k, v).out, fullgraph=True, dynamic=dynamic, backend="eager")
+        assert torch.equal(call(q, k, v), tessera.attention(q, k, v).out)
+
+
+@compiles
 def test_compile_decode_writes_the_cache():
     def call(q, k, v, k_new, v_new, lens):
         tessera.append(k, v, k_new, v_new, cache_lens=lens)
@@ -263,7 +283,7 @@ def test_operators_say_what_they_do():
 
     options = tessera.ops.spell(tessera.calls.Options(lse=True))
     x = leaves((2, 6, 4, 8), (2, 6, 4, 8), (2, 6, 4, 8), dtype=torch.float32)
-    torch.library.opcheck(torch.ops.tessera.attention.default, (*x, *[None] * 12, options, None, None, 0, 0))
+    torch.library.opcheck(torch.ops.tessera.attention.default, (*x, *[None] * 12, options, None, None, 0.0, 0, None, None, 0, 0))
     assert "Tensor(a!) k, Tensor(b!) v" in str(torch.ops.tessera.append.default._schema)
     assert "Tensor(a!) k, Tensor(b!) v" in str(torch.ops.tessera.decode.default._schema)
 
@@ -332,6 +352,48 @@ def test_refusals(qkv):
         rejects(ValueError, "k is on cuda:0 and q on cpu", lambda: a(q, k.cuda(), v))
     func = getattr(torch, "func", None)
     rejects(NotImplementedError, "vmap", lambda: func.vmap(lambda t: a(t, t, t).out)(torch.randn(3, 1, 4, 2, 8)))
+
+
+def test_what_is_written_is_known_to_autograd():
+    w, cache = torch.ones(2, 8, 1, 4, requires_grad=True), torch.randn(2, 8, 1, 4)
+    y = (w * cache).sum()
+    new = torch.randn(2, 1, 1, 4)
+    tessera.append(cache, cache.clone(), new, new, cache_lens=torch.tensor([3, 5], dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    out = torch.empty(2, 8, 1, 4)
+    tessera.attention(cache, cache, cache, out=out)
+    assert out._version == 1
+    with pytest.raises(ValueError, match="out is given, but"):
+        tessera.attention(cache, cache, cache, out=out.requires_grad_())
+
+
+def test_gradients_are_never_dropped_in_silence(qkv):
+    q, k, v = (t.detach() for t in qkv)
+    lens = torch.tensor([3, 4], dtype=torch.int32)
+    x = q[:, :1].clone().requires_grad_()
+    for call in (
+        lambda: tessera.decode(x, k, v, cache_lens=lens),
+        lambda: tessera.cascade(x[:, 0], [Level(k[:1], v[:1])]),
+        lambda: torch.compile(lambda x: tessera.decode(x, k, v, cache_lens=lens).out, backend="eager", fullgraph=True)(x),
+        lambda: tessera.attention(q.numpy(), k.clone().requires_grad_(), v),
+    ):
+        with pytest.raises((ValueError, torch._dynamo.exc.Unsupported)):
+            call()
+    import torch.autograd.forward_ad as forward_ad
+
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="tangent"):
+        tessera.attention(forward_ad.make_dual(q, q), k, v)
+
+
+def test_one_library_a_call(qkv):
+    q, k, v = (t.detach() for t in qkv)
+    with pytest.raises(ValueError, match="k is a ndarray and q a torch tensor"):
+        tessera.attention(q, k.numpy(), v)
+    with pytest.raises(ValueError, match="v is a torch tensor and q a ndarray"):
+        tessera.attention(q.numpy(), k.numpy(), v)
+    with pytest.raises(ValueError, match="one library"):
+        tessera.attention(q.requires_grad_(), k.numpy(), v)
 
 
 def test_no_kernel_of_float64_is_hidden(qkv):
