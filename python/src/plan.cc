@@ -250,7 +250,7 @@ bool run(const PlanObject* plan, tessera_bindings& bound, void* stream) {
   bound.workspace = workspace.memory();
   bound.workspace_bytes = plan->facts.workspace_bytes;
   Error error;
-  // To give the lock away and to take it back costs as much as a microsecond's work.
+  // To give the lock away and to take it back cost 0.1 to 0.4 us of a tiny call's 7.
   const bool brief = plan->facts.flops < 1e5 && plan->facts.bytes_read < (1 << 16);
   int32_t code = TESSERA_OK;
   {

@@ -44,7 +44,6 @@ def cache_problem(options: CacheOptions, given: dict[str, Any], described: dict[
     need(described, *(("q", "k", "v") if attends else ("k", "v", "k_new")))
     if attends and "cache_lens" not in described and "seqused_k" not in described and "k_new" in described:
         raise ValueError("cache_lens is None; with k_new it must say how many slots each sequence has in use.")
-    appends = "k_new" in described
     form = form_of(options.layout, described, cache=True)
     wishes: list[Any] = []
     if attends:
@@ -55,10 +54,9 @@ def cache_problem(options: CacheOptions, given: dict[str, Any], described: dict[
             wishes = [NAMES_OF_DECODE.index("out")]
         wishes.append(Wish("lse", accumulation(q)) if options.lse else None)
     bounds = Bounds(options.max_len_q, options.max_len_k, options.max_len_new)
-    written = (*(("k", "v") if appends else ()), "out", "status")
     made = tuple(w for w in wishes if isinstance(w, Wish))
     problem, shapes = build(
-        options.pass_, words(options), form, given, described, made, bounds, options.cache, written
+        options.pass_, words(options), form, given, described, made, bounds, options.cache, written(given)
     )
     return problem, shapes, (*wishes, ...)
 
@@ -72,9 +70,9 @@ def cache_caller(options: CacheOptions, names: tuple[str, ...]) -> Any:
     return callers.get(options) or caller_of(options, names, cache_problem, options, result)
 
 
-WRITTEN_AT: dict[tuple[str, ...], list[int]] = {
-    names: [names.index(n) for n in ("k", "v")] for names in (NAMES_OF_DECODE, STORED)
-}  # and what stands last: out of decode, status of append
+def written(given: dict[str, Any]) -> tuple[str, ...]:
+    """The operands of a call that it writes: a cache only if new tokens come."""
+    return (*(("k", "v") if given.get("k_new") is not None else ()), "status", "out")
 
 
 def _no_gradients(name: str, arrays: Any) -> None:
@@ -97,7 +95,8 @@ def _call(name: str, options: CacheOptions, names: tuple[str, ...], arrays: tupl
     except (TypeError, AttributeError) as error:
         explain(error, options, {n: a for n, a in zip(names, arrays) if a is not None})
     if torch:
-        torch.written(arrays[n] for n in (*WRITTEN_AT[names], -1))
+        given = dict(zip(names, arrays))
+        torch.written(given.get(n) for n in written(given))
     if tracing._open:
         tracing.record(name, made[-1])
     return made
@@ -275,10 +274,12 @@ def cascade(
         kernels=kernels, threads=threads,
     )  # fmt: skip
     check_options(options_of_all)
-    all_arrays = {"q": q, **{name: a for level in levels for name, a in level.arrays.items()}}
+    all_arrays = {"q": q}
+    for n, level in enumerate(levels):
+        all_arrays |= {f"{name} of level {n}": a for name, a in level.arrays.items()}
     check_one_library(all_arrays)
     if is_torch(q):
-        _no_gradients("cascade", [q, *[a for level in levels for a in level.arrays.values()]])
+        _no_gradients("cascade", all_arrays.values())
     problems, bound = [], []
     like_q = Description(*_tessera.describe(q))
     wishes: tuple[Wish, ...] = (Wish("out", DTYPES[out_dtype] if out_dtype else like_q.dtype),)
@@ -292,10 +293,9 @@ def cascade(
         described = {name: Description(*_tessera.describe(a)) for name, a in given.items()}
         cached = bool(given.keys() & {"cache_lens", "page_table", "cache_batch_idx", "left_pad", "k_new"})
         options = options_of_all._replace(mask=level.mask)
-        written = ("k", "v") if "k_new" in given else ()
         problem, made = build(
             FORWARD, words(options), form_of("bshd", described, cached), given, described,
-            wishes, written=written,
+            wishes, written=written(given),
         )  # fmt: skip
         shapes |= made
         problems.append(problem)
@@ -307,6 +307,8 @@ def cascade(
         results[wish.name] = make(*args, **keywords)
     bound[-1] = {**bound[-1], **results}
     plan.run(tuple(bound))
+    if is_torch(q):
+        bridge().written(given.get(n) for given in bound for n in written(given) if n != "out")
     if tracing._open:
         tracing.record("cascade", plan)
     return Result(results["out"], results.get("lse"), plan)

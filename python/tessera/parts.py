@@ -7,7 +7,7 @@ from typing import Any, Sequence
 from . import _tessera
 from .attention import Array
 from .calls import bridge, check_one_library, empty, is_torch
-from .problem import AXES, dense_strides
+from .problem import AXES
 
 
 def orders(layout: str, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:

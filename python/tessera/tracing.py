@@ -6,6 +6,8 @@ import json
 from types import TracebackType
 from typing import Any
 
+from . import _tessera
+
 _open: list["Trace"] = []  # those that record now; calls look whether it is empty
 
 
@@ -41,8 +43,6 @@ class Trace:
 
 def record(name: str, plan: Any, fallback: str | None = None) -> None:
     """Notes a call in every open trace. `fallback`: why another way than the one asked for was taken."""
-    from . import _tessera
-
     call = {
         "call": name,
         "line": plan.line,

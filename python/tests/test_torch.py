@@ -361,6 +361,15 @@ def test_what_is_written_is_known_to_autograd():
     tessera.append(cache, cache.clone(), new, new, cache_lens=torch.tensor([3, 5], dtype=torch.int32))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()
+    before, status = cache._version, torch.zeros(1, dtype=torch.int32)
+    lens = torch.tensor([3, 5], dtype=torch.int32)
+    tessera.decode(new, cache, cache, cache_lens=lens, status=status)
+    assert cache._version == before and status._version == 1  # a decode without new tokens writes no cache
+    tessera.cascade(new[:, 0], [Level(cache, cache, cu_seqlens_q=torch.arange(3, dtype=torch.int32), cache_lens=lens)])
+    assert cache._version == before
+    with pytest.raises(ValueError, match="k of level 0 is a ndarray"):
+        other = Level(cache[:1, :3], cache[:1, :3])
+        tessera.cascade(new[:, 0], [Level(cache[:1].numpy(), cache[:1].numpy()), other])
     out = torch.empty(2, 8, 1, 4)
     tessera.attention(cache, cache, cache, out=out)
     assert out._version == 1

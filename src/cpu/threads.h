@@ -13,7 +13,7 @@ bool is_forked();
 // f(item, thread) for all items, taken by threads in order.
 template <class F>
 void parallel_for(int threads, rules::Index items, F&& f) {
-  if (threads == 1 || is_forked()) {  // a region of one thread costs an allocation and a system call, too: 0.3 us
+  if (threads == 1 || is_forked()) {  // a region of one thread costs an allocation and a system call, too
     for (rules::Index item = 0; item < items; ++item) f(item, 0);
     return;
   }

@@ -25,7 +25,7 @@ using IntLanes = Vec<int32_t>;
 using WordLanes = Vec<uint32_t>;
 
 // Before code of the default target goes on. Wide registers whose upper parts are in use slow its narrow instructions:
-// a tiny attention took 0.3 us more, and the caller's own code after it 1 us.
+// a tiny attention took 1.35 us instead of 1.07.
 TESSERA_ALWAYS void clean_registers() {
 #if TESSERA_VECTOR_BYTES > 16
   _mm256_zeroupper();
