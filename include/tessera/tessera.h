@@ -277,7 +277,8 @@ typedef struct tessera_device {
   char name[64];
 } tessera_device;
 
-/* "host" (this machine's CPU), or the name of a device whose facts are known ("h200", "avx2", ...). */
+/* "host" (this machine's CPU), "cuda" or "cuda:N" (this machine's GPU N; TESSERA_FAILED with the reason if there is
+ * none), or the name of a device whose facts are known ("h200", "avx2", ...): plans can be made for it anywhere. */
 TESSERA_API int32_t tessera_device_find(const char* name, tessera_device* device, tessera_error* error);
 /* The name of known device `index`, NULL past the end. */
 TESSERA_API const char* tessera_device_known(int32_t index);
@@ -352,8 +353,9 @@ typedef enum tessera_status {
   TESSERA_STATUS_TARGET = 16   /* two new tokens for one slot */
 } tessera_status;
 TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
-/* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is the GPU stream; NULL on
- * a CPU. Malformed metadata (cu_seqlens that start above 0 or decrease, a length over its bound, a page id that does
+/* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is NULL on a CPU, and on a
+ * GPU the CUstream or cudaStream_t (NULL: the default one); the run is queued there, never waits, and may be captured in
+ * a graph. It uses the GPU that holds q: this thread's current context if it is of that GPU, else its primary context. Malformed metadata (cu_seqlens that start above 0 or decrease, a length over its bound, a page id that does
  * not exist ...) is TESSERA_INVALID, and nothing but TESSERA_STATUS is written. */
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
@@ -435,6 +437,32 @@ typedef struct tessera_merge {
 } tessera_merge;
 TESSERA_API void tessera_merge_init(tessera_merge* merge);
 TESSERA_API int32_t tessera_merge_run(const tessera_merge* merge, tessera_error* error);
+
+/* ------------------------------------------------------------------------------------------------ GPU kernels */
+
+/* A kernel that this build ships, for one target: in the kernel pack, the file tessera.pack beside the library. */
+typedef struct tessera_kernel_facts {
+  size_t size;
+  const char* spec;   /* "forward dtype=bf16 dim=128 ..."; strings live as long as the process */
+  const char* target; /* "sm_90": machine code for that chip and later ones of its major version; "compute_80": PTX for
+                         every later chip, which the driver compiles; "any": the pack lacks it */
+  const char* origin; /* "pack", or "compiled at first use" by NVRTC, the CUDA toolkit's run-time compiler */
+  int32_t registers;  /* of a thread; 0 of PTX */
+  int32_t spill_bytes;
+  int32_t threads;
+  int32_t reserved;
+  int64_t shared_bytes; /* of a block */
+  int64_t code_bytes;
+} tessera_kernel_facts;
+/* Writes at most `capacity` of them; *count is how many there are. */
+TESSERA_API int32_t tessera_kernels_list(tessera_kernel_facts* kernels, int32_t capacity, int32_t* count,
+                                         tessera_error* error);
+/* Compiles every shipped kernel with NVRTC into a pack at `path`; needs no GPU. `targets` as "sm_80,sm_90,compute_80",
+ * NULL for all; `nvrtc` is the compiler's library, NULL for the one that is found. Fails if a kernel spills. */
+TESSERA_API int32_t tessera_kernels_build(const char* path, const char* targets, const char* nvrtc,
+                                          tessera_error* error);
+/* Writes the pack's images as files into a folder, for profilers and disassemblers. */
+TESSERA_API int32_t tessera_kernels_dump(const char* folder, tessera_error* error);
 
 /* What this build is: "0.1.0". */
 TESSERA_API const char* tessera_version(void);

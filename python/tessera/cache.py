@@ -9,7 +9,7 @@ from .attention import Array
 from .calls import Result, accumulation, bridge, caller_of, callers, check_options, empty, form_of, is_torch
 from .calls import check_one_library, check_out, explain, mask_of, need, words
 from .mask import ARRAYS, NO_ARRAYS, Mask
-from .problem import APPEND, DTYPES, FORWARD, Bounds, Cache, Wish, build
+from .problem import APPEND, DTYPES, FORWARD, Bounds, Cache, Wish, build, device_of
 from .problem import Array as Description
 
 ATTENDED = ("q", "bias", "slopes", "sinks", *ARRAYS, "cu_seqlens_q", "seqused_q", "seqused_k")
@@ -300,7 +300,7 @@ def cascade(
         shapes |= made
         problems.append(problem)
         bound.append(given)
-    plan = _tessera.Plan(tuple(problems), "host", kernels, threads)
+    plan = _tessera.Plan(tuple(problems), device_of(like_q), kernels, threads)
     results = {}
     for wish in wishes:
         make, args, keywords = empty(q, _tessera.DTYPES[wish.dtype], shapes[wish.name])

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import _tessera
 from .mask import ARRAYS, Mask
-from .problem import BACKWARD, DTYPES, FORWARD, LAYOUTS, NAMES, Array, Bounds, Form, Wish, build
+from .problem import BACKWARD, DTYPES, FORWARD, LAYOUTS, NAMES, Array, Bounds, Form, Wish, build, device_of
 
 INPUTS = (
     "q", "k", "v", "bias", "slopes", "sinks", *ARRAYS, "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
@@ -176,10 +176,11 @@ def accumulation(dtype: int) -> int:
     return DTYPES["f64"] if dtype == DTYPES["f64"] else DTYPES["f32"]
 
 
-def plan_of(problem: Any, options: Any) -> _tessera.Plan:
+def plan_of(problem: Any, options: Any, home: Array) -> _tessera.Plan:
+    """The plan for arrays that are where `home` is."""
     options = getattr(options, "options", options)
     limit = -1 if options.workspace_limit is None else options.workspace_limit
-    return _tessera.Plan(problem, "host", options.kernels, options.threads, limit)
+    return _tessera.Plan(problem, device_of(home), options.kernels, options.threads, limit)
 
 
 def form_of(layout: str, described: dict[str, Array], cache: bool = False) -> Form:
@@ -217,7 +218,7 @@ def planned(problem_of: Callable[..., Any], options: Any, names: tuple[str, ...]
                 return wish
             return NAMES[wish.name], *empty(like, _tessera.DTYPES[wish.dtype], shapes[wish.name])
 
-        return plan_of(problem, options), tuple(map(output, returned))
+        return plan_of(problem, options, next(iter(known.values()))), tuple(map(output, returned))
 
     return make
 

@@ -40,6 +40,8 @@ class Plan:
                 raise ValueError(f"{name} is missing; the plan reads or writes it.")
         given = tuple(arrays[n] for n in self._names)
         check_one_library(dict(zip(self._names, given)))
+        if stream is None and is_torch(given[0]):
+            stream = bridge().stream_of(given[0])
         self._caller.call(given, seed, offset, stream)
         if is_torch(given[0]):
             bridge().written(arrays.get(n) for n in RESULTS)
@@ -146,6 +148,6 @@ def plan(
             described[wish.name] = Array(
                 wish.dtype, q_.device, q_.device_id, shape, dense_strides(shape), False, q_.alignment
             )
-    return Plan(plan_of(problem, settings), described)
+    return Plan(plan_of(problem, settings, described["q"]), described)
 
 

@@ -15,7 +15,7 @@ DTYPES = {name: n for n, name in enumerate(_tessera.DTYPES)}
 LAYOUTS = ("bshd", "bhsd")
 FORWARD, BACKWARD, APPEND = range(3)
 CORNER_UNSET, BOTTOM_RIGHT = range(2)
-CPU = 1  # DLPack's number
+CPU, CUDA = 1, 2  # DLPack's numbers
 
 # An axis by a letter, how it is called in messages, and its place among (batch, sequence, head, dim).
 AXES = {
@@ -162,14 +162,17 @@ def check_arrays(
             )
         if a.read_only and operand in written:
             raise ValueError(f"{name} is read-only and this call writes it; pass a writable array.")
-    if home.device != CPU:
-        raise NotImplementedError(
-            f"{first} is on {device_text(home)}; this build has no GPU engine. Move the arrays to the CPU."
-        )
+    if home.device not in (CPU, CUDA):
+        raise NotImplementedError(f"{first} is on {device_text(home)}; Tessera runs on the CPU and on CUDA devices.")
 
 
 def device_text(a: Array) -> str:
-    return "cpu" if a.device == CPU else f"cuda:{a.device_id}" if a.device == 2 else f"device type {a.device}"
+    return "cpu" if a.device == CPU else f"cuda:{a.device_id}" if a.device == CUDA else f"device type {a.device}"
+
+
+def device_of(a: Array) -> str:
+    """The device that the library is asked for."""
+    return "host" if a.device == CPU else device_text(a)
 
 
 def place(problem: _tessera.Problem, name: str, dtype: int, letters: str, shape: Any, strides: Any) -> None:

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "api/plan_cache.h"
 #include "core/cascade.h"
 #include "core/check.h"
 #include "core/element_mask.h"
@@ -17,6 +18,7 @@
 #include "core/line.h"
 #include "core/plan.h"
 #include "cpu/cpu.h"
+#include "cuda/cuda.h"
 #include "reference/reference.h"
 #include "rules/dtype.h"
 #include "rules/philox.h"
@@ -28,8 +30,9 @@ struct tessera_line {
   core::Line line;
 };
 struct tessera_plan {
-  core::Plan plan;
-  std::vector<std::string> steps;  // in words
+  std::shared_ptr<const api::MadePlan> made;
+  const core::Plan& plan = made->plan;
+  const std::vector<std::string>& steps = made->steps;
 };
 
 namespace {
@@ -38,7 +41,7 @@ namespace {
 std::span<const core::Kernel* const> all_kernels() {
   static const std::vector<const core::Kernel*> list = [] {
     std::vector<const core::Kernel*> kernels;
-    for (const auto engine : {cpu::kernels(), reference::kernels()})
+    for (const auto engine : {cuda::kernels(), cpu::kernels(), reference::kernels()})
       kernels.insert(kernels.end(), engine.begin(), engine.end());
     return kernels;
   }();
@@ -121,6 +124,11 @@ struct Sized<tessera_verdict> {
   static constexpr size_t least = offsetof(tessera_verdict, elements);
 };
 template <>
+struct Sized<tessera_kernel_facts> {
+  static constexpr const char* text = "kernels[0]";
+  static constexpr size_t least = offsetof(tessera_kernel_facts, registers);
+};
+template <>
 struct Sized<tessera_merge> {
   static constexpr const char* text = "merge";
   static constexpr size_t least = offsetof(tessera_merge, part_out_data);
@@ -161,6 +169,15 @@ void write(T* given, const T& ours) {
               std::min(given->size, sizeof(T)) - after);
 }
 
+// The caller's array lies as its header says: elements as far apart as the size of its first.
+template <class T>
+void write_at(T* given, int32_t index, const T& ours) {
+  const size_t step = given->size;
+  auto* const place = reinterpret_cast<T*>(reinterpret_cast<char*>(given) + step * static_cast<size_t>(index));
+  place->size = step;
+  write(place, ours);
+}
+
 template <class T>
 T initial() {
   T t = {};
@@ -189,19 +206,18 @@ core::Hints read_hints(const tessera_hints* hints) {
   return hints ? read(hints, initial<tessera_hints>()) : initial<tessera_hints>();
 }
 
-tessera_plan* owned(core::Plan plan) {
-  auto made = std::make_unique<tessera_plan>();
+std::shared_ptr<const api::MadePlan> made_of(core::Plan plan) {
+  auto made = std::make_shared<api::MadePlan>();
   made->plan = std::move(plan);
   for (const core::Step& step : made->plan.steps) made->steps.push_back(step.name + ": " + step.text);
-  return made.release();
+  return made;
 }
 
 void check_runs_here(const tessera_plan* plan, const void* stream) {
   require_given(plan, "plan");
   static const core::Device host = core::find_device("host");
   const core::Device& device = plan->plan.device;
-  require(device.kind == TESSERA_CPU,
-          "the plan was made for the GPU {}; this build has no GPU engine. Make it for device \"host\".", device.name);
+  if (device.kind == TESSERA_GPU) return;  // whose run knows what is here
   require(device.isa <= host.isa,
           "the plan was made for device {} with {}; this processor has {}. Make it for device \"host\".", device.name,
           core::isa_text(device.isa), core::isa_text(host.isa));
@@ -306,7 +322,7 @@ std::string build_info() {
   std::string kernels;
   for (const core::Kernel* k : all_kernels()) kernels += (kernels.empty() ? "" : ", ") + std::string(k->name);
   fact("kernels", kernels);
-  fact("gpu engine", "not in this build");
+  fact("gpu engine", cuda::status());
   return text;
 }
 
@@ -396,7 +412,7 @@ int32_t tessera_device_find(const char* name, tessera_device* device, tessera_er
   return guarded(error, [&] {
     require_given(name, "name");
     check_size(device);
-    write(device, core::find_device(name));
+    write(device, cuda::is_name_of_gpu(name) ? cuda::find_device(name) : core::find_device(name));
   });
 }
 const char* tessera_device_known(int32_t index) {
@@ -411,7 +427,11 @@ int32_t tessera_plan_make(const tessera_problem* problem, const tessera_device* 
   if (plan) *plan = nullptr;
   return guarded(error, [&] {
     require_given(plan, "plan");
-    *plan = owned(core::choose(all_kernels(), read_problem(problem), read_device(device), read_hints(hints)));
+    static api::PlanCache cache;
+    const core::Problem p = read_problem(problem);
+    const core::Device d = read_device(device);
+    const core::Hints h = read_hints(hints);
+    *plan = new tessera_plan{cache.get(p, d, h, [&] { return made_of(core::choose(all_kernels(), p, d, h)); })};
   });
 }
 int32_t tessera_cascade_make(const tessera_problem* const* levels, int32_t count, const tessera_device* device,
@@ -423,7 +443,8 @@ int32_t tessera_cascade_make(const tessera_problem* const* levels, int32_t count
             "count is {}; a cascade has 1 to {} levels.", count, core::most_levels);
     std::vector<core::Problem> problems;
     for (int32_t n = 0; n < count; ++n) problems.push_back(read_problem(levels[n]));
-    *plan = owned(core::choose_cascade(all_kernels(), problems, read_device(device), read_hints(hints)));
+    *plan = new tessera_plan{
+        made_of(core::choose_cascade(all_kernels(), problems, read_device(device), read_hints(hints)))};
   });
 }
 void tessera_plan_free(tessera_plan* plan) {
@@ -542,13 +563,7 @@ int32_t tessera_verify(const tessera_problem* problem, const tessera_bindings* g
     if (capacity > 0) check_size(verdicts);
     const std::vector<tessera_verdict> all = reference::verify(read_problem(problem), read_bindings(got), sample_pairs);
     const auto n = std::min(static_cast<int32_t>(all.size()), capacity);
-    const size_t step = n > 0 ? verdicts->size : 0;  // the caller's verdicts lie as far apart as its header says
-    for (int32_t i = 0; i < n; ++i) {
-      auto* place =
-          reinterpret_cast<tessera_verdict*>(reinterpret_cast<char*>(verdicts) + step * static_cast<size_t>(i));
-      place->size = step;
-      write(place, all[static_cast<size_t>(i)]);
-    }
+    for (int32_t i = 0; i < n; ++i) write_at(verdicts, i, all[static_cast<size_t>(i)]);
     if (count) *count = n;
     std::string wrong;
     for (const tessera_verdict& v : all)
@@ -570,6 +585,42 @@ int32_t tessera_merge_run(const tessera_merge* merge, tessera_error* error) {
     cpu::check_merge(m);
     std::vector<std::byte> workspace(static_cast<size_t>(cpu::merge_bytes(m)));
     cpu::merge(m, workspace.data());
+  });
+}
+
+int32_t tessera_kernels_list(tessera_kernel_facts* kernels, int32_t capacity, int32_t* count, tessera_error* error) {
+  if (count) *count = 0;
+  return guarded(error, [&] {
+    require(capacity >= 0, "capacity is {}; it must be at least 0.", capacity);
+    if (capacity > 0) check_size(kernels);
+    static const std::vector<cuda::KernelFacts> all = cuda::shipped_kernels();
+    const auto n = std::min(static_cast<int32_t>(all.size()), capacity);
+    for (int32_t i = 0; i < n; ++i) {
+      const cuda::KernelFacts& k = all[static_cast<size_t>(i)];
+      write_at(kernels, i, {.size = 0,
+                            .spec = k.spec.c_str(),
+                            .target = k.target.c_str(),
+                            .origin = k.origin.c_str(),
+                            .registers = k.registers,
+                            .spill_bytes = k.spill_bytes,
+                            .threads = k.threads,
+                            .reserved = 0,
+                            .shared_bytes = k.shared_bytes,
+                            .code_bytes = k.code_bytes});
+    }
+    if (count) *count = static_cast<int32_t>(all.size());
+  });
+}
+int32_t tessera_kernels_build(const char* path, const char* targets, const char* nvrtc, tessera_error* error) {
+  return guarded(error, [&] {
+    require_given(path, "path");
+    cuda::build_pack(path, targets ? targets : "", nvrtc ? nvrtc : "");
+  });
+}
+int32_t tessera_kernels_dump(const char* folder, tessera_error* error) {
+  return guarded(error, [&] {
+    require_given(folder, "folder");
+    cuda::dump_pack(folder);
   });
 }
 

@@ -3,7 +3,9 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cstring>
+#include <string_view>
 
 #include "core/error.h"
 
@@ -43,6 +45,12 @@ Device empty(const char* name, int kind) {
   return d;
 }
 
+void set_rates(Device& d, const GpuRow& row) {
+  d.flops_16 = row.tflops_16 * 1e12;
+  d.flops_32 = row.tflops_32 * 1e12;
+  d.bytes_per_second = row.tbytes_per_second * 1e12;
+}
+
 int host_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -78,6 +86,18 @@ const char* known_device(int index) {
   return index <= n_cpus + n_gpus ? gpus[index - 1 - n_cpus].name : nullptr;
 }
 
+// "NVIDIA GeForce RTX 4090" is the rtx4090, "NVIDIA L40" is not the l4.
+void fill_rates(Device& device) {
+  std::string name;
+  for (const char c : std::string_view(device.name))
+    if (c != ' ') name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const GpuRow& row : gpus) {
+    const size_t at = name.find(row.name), end = at + std::strlen(row.name);
+    const bool whole = at != std::string::npos && !(end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])));
+    if (whole && row.sm_arch == device.sm_arch) set_rates(device, row);
+  }
+}
+
 Device find_device(const std::string& name) {
   if (name == "host") return host();
   for (const CpuRow& row : cpus) {
@@ -94,9 +114,7 @@ Device find_device(const std::string& name) {
     d.sms = row.sms;
     d.shared_per_block = int64_t{row.shared_kib} << 10;
     d.memory = int64_t{row.memory_gib} << 30;
-    d.flops_16 = row.tflops_16 * 1e12;
-    d.flops_32 = row.tflops_32 * 1e12;
-    d.bytes_per_second = row.tbytes_per_second * 1e12;
+    set_rates(d, row);
     return d;
   }
   std::string known;

@@ -10,6 +10,8 @@ using Device = tessera_device;
 
 Device find_device(const std::string& name);  // throws Error(TESSERA_INVALID) naming those known
 const char* known_device(int index);
+// Peak rates of a GPU that was asked for its name, from the known ones; left alone if it is none of them.
+void fill_rates(Device& device);
 const char* isa_text(int isa);
 
 }  // namespace tessera::core

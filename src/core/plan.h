@@ -29,9 +29,16 @@ struct Kernel {
   void (*merge)(const tessera_merge&, std::byte* workspace);
 };
 
+// Of a GPU kernel. `code` is the engine's own: which kernel of which spec.
+struct Launch {
+  const void* code = nullptr;
+  int64_t blocks = 0;
+  int threads = 0, shared_bytes = 0;
+};
 struct Step {
   std::string name;  // "attend"
   std::string text;  // how, in words
+  Launch launch = {};
 };
 struct Region {  // of the workspace
   std::string name;

@@ -1,6 +1,6 @@
 // Number formats: what a 16-bit pattern means, and how float32 rounds to it (to nearest, ties to even).
 #pragma once
-#include "base.h"
+#include "rules/base.h"
 
 namespace tessera::rules {
 

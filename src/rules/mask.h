@@ -6,7 +6,7 @@
 // every row sees (tiles that need no test), and the rows that see a tile of keys (backward). No kernel repeats the
 // rule. Element parts (keep, exclude_keys, documents, bias = -inf) are operands; kernels test them inside these ranges.
 #pragma once
-#include "base.h"
+#include "rules/base.h"
 
 namespace tessera::rules {
 

@@ -1,7 +1,7 @@
 // Dropout's random words: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 // SC 2011), laid out so that one call serves four elements of a 16 x 16 block: (i, j), (i, j+8), (i+8, j), (i+8, j+8).
 #pragma once
-#include "base.h"
+#include "rules/base.h"
 
 namespace tessera::rules {
 

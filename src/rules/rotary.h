@@ -1,6 +1,6 @@
 // Rotary position embedding (Su et al., RoFormer, 2021): pairs of numbers turn by the angle of their position.
 #pragma once
-#include "base.h"
+#include "rules/base.h"
 
 namespace tessera::rules {
 

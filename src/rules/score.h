@@ -1,6 +1,6 @@
 // From a scaled product to a score. T is a number or a vector of numbers.
 #pragma once
-#include "base.h"
+#include "rules/base.h"
 
 namespace tessera::rules {
 

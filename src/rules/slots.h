@@ -1,7 +1,7 @@
 // Where the keys of a sequence lie in k and v: one map for dense tensors, packed ones, and caches with left padding,
 // pages, rings and rows in any order, freely combined.
 #pragma once
-#include "mask.h"
+#include "rules/mask.h"
 
 namespace tessera::rules {
 

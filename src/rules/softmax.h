@@ -1,7 +1,7 @@
 // Online softmax: partial states (largest score m, sum of exp(score - m), unnormalised output) and how they join.
 // An empty state has m = -inf; every exponent difference is guarded, so that no -inf - -inf is ever taken.
 #pragma once
-#include "base.h"
+#include "rules/base.h"
 
 namespace tessera::rules {
 

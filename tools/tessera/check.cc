@@ -100,6 +100,7 @@ void add_check(CLI::App& app, Action& action) {
                "tessera check \"backward f32 b2 h6/2 q127 k300 d80/48 mask=window(64,0)\" cases/smoke.txt", perform, o);
   verb->add_option("LINE", o->lines, "problem lines, files of them, or - for stdin")->required();
   verb->add_option("--engine", o->choice.kernels, engine_help);
+  verb->add_option("--device", o->choice.device, device_help)->check(place_to_run());
   verb->add_option("--seed", o->seed, "of the random inputs")->check(whole<uint64_t>());
   verb->add_option("--sample", o->sample, "judge only so many (batch, KV head) pairs; 0: all; large problems: 1")
       ->check(whole<int64_t>());

@@ -16,7 +16,7 @@ int perform(const Options& o) {
   Json info = manifest(0);
   info["memory_bytes"] = host.memory;
   info["gpus"] = gpus();
-  info["gpu_engine"] = "none: this build has no GPU engine yet; every problem runs on the CPU";
+  info["gpu_engine"] = info["versions"]["build"]["gpu engine"];
   info["known_devices"] = known;
   if (o.json) print_json(info);
   else fmt::print("{}", text_of(info));

@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
       "Exit codes: 0 right; 1 wrong result; 2 invalid, a file that cannot be read or written,\n"
       "or the machine failed (out of memory); 3 unsupported.");
   Action action;
-  for (const auto add : {add_run, add_verify, add_check, add_bench, add_plan, add_mask, add_info}) add(app, action);
+  for (const auto add : {add_run, add_verify, add_check, add_bench, add_plan, add_mask, add_kernels, add_info}) add(app, action);
 
   // Asked of the words themselves: a command line that cannot be parsed must be answered in JSON too.
   bool json = false;

@@ -110,6 +110,7 @@ void add_run(CLI::App& app, Action& action) {
   verb->add_option("--sample", o->sample, "verify only so many (batch, KV head) pairs; 0: all")
       ->check(whole<int64_t>());
   verb->add_option("--engine", o->choice.kernels, engine_help);
+  verb->add_option("--device", o->choice.device, device_help)->check(place_to_run());
   verb->add_option("--threads", o->choice.threads, "0: all")->check(whole(most_threads));
   verb->add_option("--workspace", o->choice.workspace_limit, "most workspace bytes")->check(whole<int64_t>());
 }

@@ -8,6 +8,7 @@
 
 #include "buffer.h"
 #include "case.h"
+#include "gpu.h"
 
 namespace tessera::tools {
 
@@ -17,12 +18,13 @@ struct Choice {
   int threads = 0;           // 0: all
   int tile_rows = 0;         // 0: the kernel's own choice
   int tile_keys = 0;
-  std::string device = "host";
+  std::string device = {};   // empty: cuda:0 if the kernels begin with cuda, else host
   std::optional<int64_t> workspace_limit = {};
   int64_t sample_pairs = 0;  // reference kernels only
 };
 
 tessera_device find_device(const std::string& name);
+std::string device_of(const Choice& choice);
 
 // Owns a tessera_plan.
 class Plan {
@@ -41,18 +43,25 @@ class Plan {
   tessera_plan_facts facts_{};
 };
 
-// A plan with its workspace, 0xFF bytes, bound to a case.
+// A plan with its workspace, 0xFF bytes, bound to a case; on a GPU with the case's operands there.
 class Runner {
  public:
   Runner(const Case& c, const Choice& choice) : Runner(c, c.problem(), choice) {}
   Runner(const Case& c, const tessera_problem& problem, const Choice& choice);
   const Plan& plan() const { return plan_; }
-  double run();  // seconds
+  // Seconds. On a GPU results are waited for and back in the case; `bench` leaves them there and asks the device for
+  // the time of a burst of runs.
+  double run();
+  double bench();
 
  private:
+  void call_library();
+
   Plan plan_;
+  std::unique_ptr<GpuCase> gpu_;
   Buffer workspace_;
   tessera_bindings bindings_;
+  int burst_ = 0;
 };
 
 // The out and lse that a backward case reads, from a forward run on its inputs.

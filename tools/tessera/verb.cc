@@ -130,6 +130,15 @@ CLI::Validator positive() {
       "");
 }
 
+CLI::Validator place_to_run() {
+  return CLI::Validator(
+      [](const std::string& text) -> std::string {
+        if (text == "host" || is_gpu(text)) return "";
+        return fmt::format("is {}; a run is on host or on cuda:N (plans can be made for other devices)", text);
+      },
+      "");
+}
+
 std::string one_line(const std::string& message) {
   std::string joined;
   std::istringstream lines(message);

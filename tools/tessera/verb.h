@@ -26,6 +26,7 @@ void add_mask(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_kernels(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 
 // A subcommand whose options live as long as the command line, and which always has --json.
@@ -53,9 +54,11 @@ CLI::Validator whole(T most = std::numeric_limits<T>::max()) {
       "");
 }
 CLI::Validator positive();          // a number above 0
+CLI::Validator place_to_run();      // host, cuda or cuda:N: a device that is here
 constexpr int most_threads = 1024;  // the library's limit
 
-constexpr const char* engine_help = "kernels that may be chosen: names or prefixes (cpu, cpu.avx2), comma between";
+constexpr const char* engine_help = "kernels that may be chosen: names or prefixes (cpu, cpu.avx2, cuda), comma between";
+constexpr const char* device_help = "host or cuda:N, where it runs; cuda:0 if --engine begins with cuda, else host";
 
 void print_json(const Json& object);
 // One result as it is, several as {"results": [...]}.

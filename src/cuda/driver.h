@@ -1,0 +1,70 @@
+// libcuda, opened at run time. The only file that knows its symbols; types are declared here, so that a machine without
+// CUDA's headers builds the same library (tests/cuda/header_test.cc compares them with cuda.h where there is one).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tessera::cuda {
+
+using Result = int;  // CUresult
+using Ordinal = int;
+using Context = struct CUctx_st*;
+using Stream = struct CUstream_st*;
+using Library = struct CUlib_st*;
+using Function = struct CUkern_st*;  // a CUkernel, which cuLaunchKernel takes for any context
+using Attribute = int;
+
+// CUresult, CUdevice_attribute, CUfunction_attribute, CUstreamCaptureStatus: those that are used.
+inline constexpr Result not_found = 500;
+inline constexpr Attribute attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76,
+                           attribute_shared_optin = 97;
+inline constexpr Attribute function_shared_bytes = 1, function_local_bytes = 3, function_registers = 4,
+                           function_max_dynamic_shared = 8;
+inline constexpr int capture_relaxed = 2;                    // CUstreamCaptureMode
+inline constexpr int pointer_device = 9;                       // CUpointer_attribute
+
+struct Driver {
+  int version = 0;  // 13000 for CUDA 13.0
+
+  Result (*cuInit)(unsigned) = nullptr;
+  Result (*cuDriverGetVersion)(int*) = nullptr;
+  Result (*cuGetErrorString)(Result, const char**) = nullptr;
+  Result (*cuDeviceGetCount)(int*) = nullptr;
+  Result (*cuDeviceGet)(Ordinal*, int) = nullptr;
+  Result (*cuDeviceGetName)(char*, int, Ordinal) = nullptr;
+  Result (*cuDeviceGetAttribute)(int*, Attribute, Ordinal) = nullptr;
+  Result (*cuDeviceTotalMem_v2)(size_t*, Ordinal) = nullptr;
+  Result (*cuCtxGetCurrent)(Context*) = nullptr;
+  Result (*cuCtxGetDevice)(Ordinal*) = nullptr;
+  Result (*cuCtxPushCurrent_v2)(Context) = nullptr;
+  Result (*cuCtxPopCurrent_v2)(Context*) = nullptr;
+  Result (*cuDevicePrimaryCtxRetain)(Context*, Ordinal) = nullptr;
+  Result (*cuPointerGetAttribute)(void*, int, uintptr_t) = nullptr;
+  Result (*cuStreamIsCapturing)(Stream, int*) = nullptr;
+  Result (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
+  Result (*cuLibraryLoadData)(Library*, const void*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
+  Result (*cuLibraryUnload)(Library) = nullptr;
+  Result (*cuLibraryGetKernel)(Function*, Library, const char*) = nullptr;
+  Result (*cuKernelGetAttribute)(int*, Attribute, Function, Ordinal) = nullptr;
+  Result (*cuKernelSetAttribute)(Attribute, int, Function, Ordinal) = nullptr;
+  Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
+                           void**, void**) = nullptr;
+};
+
+// The oldest driver whose functions these are (cuLibrary* and launches of a CUkernel came with 12.0), and the text of a
+// version: 13000 is "13.0".
+inline constexpr int oldest_driver = 12000;
+std::string version_text(int version);
+
+// The driver, or why there is none in one sentence. Asked for once; safe from many threads.
+struct Opened {
+  const Driver* driver;  // nullptr: none
+  std::string why;
+};
+const Opened& open_driver();
+
+// Throws Error(TESSERA_FAILED): what was tried, the driver's words.
+void require_ok(const Driver& driver, Result result, const char* what);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,160 @@
+#include "cuda/pack.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "core/error.h"
+#include "cuda/driver.h"
+#include "cuda/sources.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr const char* magic = "tessera-pack 1";
+
+[[noreturn]] void broken(const std::string& what) {
+  throw core::Error(TESSERA_FAILED, "the kernel pack is broken: " + what + "; build it again");
+}
+
+// "word rest": the rest.
+std::string after(const std::string& line, const char* word) {
+  const std::string start = std::string(word) + " ";
+  if (!line.starts_with(start)) broken(fmt::format("\"{}\" is expected, \"{}\" found", word, line.substr(0, 40)));
+  return line.substr(start.size());
+}
+
+std::string next_line(const std::string& bytes, size_t& at) {
+  const size_t end = bytes.find('\n', at);
+  if (end == std::string::npos) broken("its head ends early");
+  const std::string line = bytes.substr(at, end - at);
+  at = end + 1;
+  return line;
+}
+
+std::optional<Target> parse_target(const std::string& word) {
+  for (const bool ptx : {false, true})
+    for (const int arch : {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121})
+      if (word == text(Target{arch, ptx})) return Target{arch, ptx};
+  return {};
+}
+
+}  // namespace
+
+uint64_t checksum(const std::string& bytes) {
+  uint64_t hash = 0xCBF29CE484222325u;
+  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001B3u;
+  return hash;
+}
+
+std::string to_bytes(const Pack& pack) {
+  std::string bytes = fmt::format("{}\nsources {}\ncompiler {}\nkernels {}\n", magic, pack.sources, pack.compiler,
+                                  pack.kernels.size());
+  for (const auto& [code, image] : pack.kernels)
+    bytes += fmt::format("{} {} {:016x} {} {} {}\n", text(image.target), image.bytes.size(), checksum(image.bytes),
+                         image.registers, image.spill_bytes, code);
+  for (const PackedKernel& kernel : pack.kernels) bytes += kernel.image.bytes;
+  return bytes;
+}
+
+Pack parse_pack(const std::string& bytes) {
+  size_t at = 0;
+  if (next_line(bytes, at) != magic) broken(fmt::format("it does not begin with \"{}\"", magic));
+  Pack pack;
+  pack.sources = after(next_line(bytes, at), "sources");
+  pack.compiler = std::atoi(after(next_line(bytes, at), "compiler").c_str());
+  const int count = std::atoi(after(next_line(bytes, at), "kernels").c_str());
+  std::vector<uint64_t> sums;
+  for (int n = 0; n < count; ++n) {
+    std::istringstream line(next_line(bytes, at));
+    std::string target, code;
+    size_t size = 0;
+    uint64_t sum = 0;
+    Image image;
+    line >> target >> size >> std::hex >> sum >> std::dec >> image.registers >> image.spill_bytes >> std::ws;
+    std::getline(line, code);
+    const std::optional<Target> known = parse_target(target);
+    if (line.fail() || !known || size > bytes.size()) broken(fmt::format("line {} of its kernels is no kernel", n));
+    image.target = *known;
+    image.bytes.resize(size);
+    sums.push_back(sum);
+    pack.kernels.push_back({code, std::move(image)});
+  }
+  for (size_t n = 0; n < pack.kernels.size(); ++n) {
+    Image& image = pack.kernels[n].image;
+    if (bytes.size() - at < image.bytes.size()) broken("it ends early");
+    image.bytes = bytes.substr(at, image.bytes.size());
+    at += image.bytes.size();
+    if (checksum(image.bytes) != sums[n]) broken(fmt::format("the bytes of {} are not those it was made of", n));
+  }
+  return pack;
+}
+
+std::optional<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return {};
+  std::ostringstream all;
+  all << file.rdbuf();
+  if (file.bad() || all.bad()) return {};
+  return all.str();
+}
+
+Pack read_pack(const std::string& path) {
+  const std::optional<std::string> bytes = read_file(path);
+  if (!bytes) throw core::Error(TESSERA_FAILED, fmt::format("no kernel pack: {} cannot be read", path));
+  return parse_pack(*bytes);
+}
+
+std::string write_file(const std::string& path, const std::string& bytes) {
+  // A name that no other thread or process writes to.
+  const std::string own = fmt::format("{}.{}.{:x}.new", path, ::getpid(),
+                                      std::hash<std::thread::id>()(std::this_thread::get_id()));
+  const auto give_up = [&](int error) {
+    std::remove(own.c_str());
+    return fmt::format("{}: {}", path, std::strerror(error));
+  };
+  std::FILE* const file = std::fopen(own.c_str(), "wb");
+  if (!file) return give_up(errno);
+  const bool wrote = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
+  const int wrong = errno;
+  if (std::fclose(file) != 0 || !wrote) return give_up(wrote ? errno : wrong);
+  return std::rename(own.c_str(), path.c_str()) == 0 ? "" : give_up(errno);
+}
+
+std::vector<Target> shipped_targets() {
+  return {{80, false}, {90, false}, {100, false}, {120, false}, {80, true}};
+}
+
+Pack build_pack(const Compiler& compiler, const std::vector<Target>& targets) {
+  Pack pack = {.sources = source_digest(), .compiler = compiler.version, .kernels = {}};
+  for (const rules::ForwardSpec& spec : shipped_forward())
+    for (const Target& target : targets) {
+      const Code code = code_of(spec);
+      Image image = compiler.compile(code, target);
+      if (image.spill_bytes > 0 || !image.warnings.empty())
+        throw core::Error(TESSERA_FAILED, fmt::format("{} for {} spills {} bytes; the compiler says:\n{}", code.text,
+                                                      text(target), image.spill_bytes, image.warnings));
+      pack.kernels.push_back({code.text, std::move(image)});
+    }
+  return pack;
+}
+
+const Image* image_for(const Pack& pack, const std::string& code, int arch) {
+  const Image* best = nullptr;
+  const auto later = [](const Image& a, const Image* b) {
+    return !b || (a.target.ptx == b->target.ptx ? a.target.arch > b->target.arch : b->target.ptx);
+  };
+  for (const PackedKernel& kernel : pack.kernels) {
+    const Target& t = kernel.image.target;
+    const bool runs = kernel.code == code && t.arch <= arch && (t.ptx || t.arch / 10 == arch / 10);
+    if (runs && later(kernel.image, best)) best = &kernel.image;
+  }
+  return best;
+}
+
+}  // namespace tessera::cuda

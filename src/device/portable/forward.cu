@@ -1,0 +1,12 @@
+// The entry point; the tool defines TESSERA_SPEC.
+#include "device/portable/forward.h"
+
+constexpr tessera::rules::ForwardSpec spec = TESSERA_SPEC;
+static_assert(sizeof(tessera::device::Shared<spec>) <= tessera::rules::shared_bytes(spec));
+
+extern "C" __global__ void __launch_bounds__(32 * spec.warps, tessera::rules::blocks_at_once(spec))
+    tessera_forward(const __grid_constant__ tessera::rules::ForwardParams p) {
+  extern __shared__ char memory[];
+  const auto base = tessera::device::anew(tessera::device::shared_address(memory));
+  tessera::device::forward<spec>(p, *static_cast<tessera::device::Shared<spec>*>(__cvta_shared_to_generic(base)));
+}

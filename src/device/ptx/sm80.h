@@ -1,0 +1,123 @@
+// The PTX instructions of our kernels, one function each; those that sm_80 and all later chips have. No other file
+// holds asm. Names of instructions and operands: PTX ISA 9.0.
+#pragma once
+#include "rules/spec.h"
+
+#define TESSERA_DEVICE __device__ __forceinline__
+
+namespace tessera::device {
+
+using rules::Index;
+using rules::Word;
+using Address = unsigned;  // in shared memory
+
+TESSERA_DEVICE Address shared_address(const void* pointer) {
+  return static_cast<Address>(__cvta_generic_to_shared(pointer));
+}
+
+// The same address, of which the compiler knows no more: what is derived from it is computed here and not kept in
+// registers from before a loop.
+TESSERA_DEVICE Address anew(Address address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
+// This thread's index, read from the chip again each time, so that it takes no register for long.
+TESSERA_DEVICE int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
+// Copies 16 bytes to shared memory in the background; if not `there`, 16 zeros, and nothing is read.
+TESSERA_DEVICE void copy_16(Address to, const void* from, bool there) {
+  const int bytes = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+TESSERA_DEVICE void close_copies() {  // those since the last call are one group
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int groups>
+TESSERA_DEVICE void wait_copies() {  // of this thread, until at most so many groups are under way
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit numbers: lane l names the row of 16 bytes that is row l % 8 of matrix l / 8. Each lane
+// receives two neighbours of each: of row lane / 4, or transposed of column lane / 4.
+TESSERA_DEVICE void load_matrices(Word (&m)[4], Address row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(row)
+               : "memory");
+}
+TESSERA_DEVICE void load_transposed(Word (&m)[4], Address row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(row)
+               : "memory");
+}
+
+// c (16 x 8) += a (16 x 16) b (16 x 8). Lane l holds of c rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
+template <rules::Float>
+struct Number;
+template <>
+struct Number<rules::Float::bf16> {
+  static TESSERA_DEVICE void multiply_add(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+  static TESSERA_DEVICE Word pack(float low, float high) {
+    Word both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+  }
+};
+template <>
+struct Number<rules::Float::f16> {
+  static TESSERA_DEVICE void multiply_add(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+  static TESSERA_DEVICE Word pack(float low, float high) {
+    Word both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+  }
+};
+
+TESSERA_DEVICE float exp2_fast(float x) {  // relative error 2^-22; 0 of -inf
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TESSERA_DEVICE float from_lane(float x, int mask) {  // of lane ^ mask
+  return __shfl_xor_sync(0xFFFFFFFFu, x, mask);
+}
+
+struct Chunk {  // 16 bytes
+  Word word[4];
+};
+TESSERA_DEVICE Chunk load_chunk(Address from) {
+  Chunk c;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3])
+               : "r"(from)
+               : "memory");
+  return c;
+}
+TESSERA_DEVICE void store_word(Address to, Word x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+TESSERA_DEVICE void store_chunk(void* to, const Chunk& c) {  // to global memory
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]),
+               "r"(c.word[3])
+               : "memory");
+}
+
+}  // namespace tessera::device
