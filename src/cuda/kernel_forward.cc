@@ -183,6 +183,7 @@ ForwardParams params_of(const Plan& plan, const core::Bindings& bound) {
       .group = static_cast<int>(core::group(p)),
       .row_tiles = static_cast<int>(rules::ceil_div(p.len_q, plan.tile_rows)),
       .section = section_of(p),
+      .scale = static_cast<float>(scale_of(p)),
       .scale_log2 = static_cast<float>(scale_of(p) * M_LOG2E),
       .out_is_f32 = core::operand(p, TESSERA_OUT).dtype == TESSERA_F32,
   };

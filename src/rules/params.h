@@ -33,7 +33,7 @@ struct ForwardParams {
   int batch, heads, group;  // query heads, and how many of them share a KV head
   int row_tiles;            // of the longest sequence
   int section;              // heads that run side by side, so that their K and V stay in the L2 cache
-  float scale_log2;         // scale * log2(e), > 0
+  float scale, scale_log2;  // > 0; scale * log2(e)
   int out_is_f32;
 };
 

@@ -37,9 +37,10 @@ TESSERA_RULE int threads(const ForwardSpec& s) {
 TESSERA_RULE int shared_bytes(const ForwardSpec& s) {  // q, the stages of k and v, what a row keeps and its reference, the job
   return s.dim * 2 * (s.tile_rows + 2 * s.stages * s.tile_keys) + 20 * s.tile_rows + 256;
 }
-TESSERA_RULE int blocks_at_once(const ForwardSpec&) {  // on a multiprocessor; bounds the registers
-  return 2;
+TESSERA_RULE int blocks_at_once(const ForwardSpec& s) {  // on a multiprocessor; bounds the registers
+  return s.dim <= 64 && s.tile_keys <= 64 ? 3 : 2;
 }
+
 // Can such a kernel be compiled at all? Warps own blocks of 16 rows; all threads copy 8 rows or a multiple at once.
 TESSERA_RULE bool legal(const ForwardSpec& s) {
   if (s.dim <= 0 || s.dim > 256 || s.dim % 64 || s.warps <= 0 || s.warps > 16 || s.stages < 2 || s.stages > 8) return false;

@@ -25,7 +25,7 @@ FLOORS = {
 }
 NO_SYSTEM_HEADERS = ("src/rules", "src/device")  # NVRTC has none
 ASM_HOME = "src/device/ptx"
-GETENV_HOMES = ("tools", "src/cuda/cache")
+GETENV_HOMES = ("tools", "src/cuda/cache", "tests/cuda/fake_libcuda")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.S)
@@ -66,7 +66,7 @@ def check(path, root):
         if kind == '"' and not found:
             wrong.append(f'{name}:{line}: "{target}" is no file of this tree; include what is outside with <>')
     code = COMMENT_OR_TEXT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
-    for rule, homes, where in ((ASM, (ASM_HOME,), ASM_HOME + "/"), (GETENV, GETENV_HOMES, "tools/ and the cache")):
+    for rule, homes, where in ((ASM, (ASM_HOME,), ASM_HOME + "/"), (GETENV, GETENV_HOMES, "tools/, the cache and the fake driver")):
         for match in rule.finditer(code):
             if not any(inside(name, h) for h in homes):
                 line = code.count("\n", 0, match.start()) + 1

@@ -7,6 +7,5 @@ static_assert(sizeof(tessera::device::Shared<spec>) <= tessera::rules::shared_by
 extern "C" __global__ void __launch_bounds__(32 * spec.warps, tessera::rules::blocks_at_once(spec))
     tessera_forward(const __grid_constant__ tessera::rules::ForwardParams p) {
   extern __shared__ char memory[];
-  const auto base = tessera::device::anew(tessera::device::shared_address(memory));
-  tessera::device::forward<spec>(p, *static_cast<tessera::device::Shared<spec>*>(__cvta_shared_to_generic(base)));
+  tessera::device::forward<spec>(p, *reinterpret_cast<tessera::device::Shared<spec>*>(memory));
 }

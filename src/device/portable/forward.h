@@ -2,7 +2,8 @@
 //
 // A block owns tile_rows query rows of one head, each warp some of them, with their sums in registers. It walks the
 // tiles of keys that some of its rows see, last first: tile n + 1 is copied to shared memory while tile n is attended.
-// Bands are run-time values: a tile that every row sees whole takes the copy of the step that tests nothing.
+// Bands are run-time values; a tile that every row sees whole jumps over the test. (Two copies of the step, one without
+// the test, were 2 % slower at dim 128 on h200; a kernel compiled for no mask at all was level.)
 //
 // Tiles lie at multiples of tile_keys, whatever a block's rows are, and a tile that a row does not see changes nothing
 // of its sums; each row decides alone when it is rescaled. So a row's bits depend on nothing but its own keys.
@@ -139,11 +140,10 @@ class WarpRows {
   }
 
   // One tile of keys. If `masked`, some row does not keep all of it.
-  template <bool masked>
-  TESSERA_DEVICE void attend(unsigned stage, int first_key) {
+  TESSERA_DEVICE void attend(unsigned stage, int first_key, bool masked) {
     Scores s;
     multiply_keys(s, columns_first<S.dim>(shared_address(&shared_.k[stage]), lane()));
-    if constexpr (masked) mask(s, first_key);
+    if (masked) mask(s, first_key);
     follow_largest(s);
     multiply_values(s, rows_first<S.dim>(shared_address(&shared_.v[stage]), lane()));
   }
@@ -199,13 +199,13 @@ class WarpRows {
         }
   }
 
-  // Weights are exp2(scale score - reference). A row's reference follows its largest score so far only once that is 8
-  // above it: weights stay far below overflow, and sums are seldom rescaled.
+  // Weights are exp2(scale (score - reference)), so that the reference's own weight is 1 exactly: a single fused multiply
+  // and add would round scale * reference, and a row of one key would not return v. A row's reference is its largest
+  // score so far, but follows it only once the weight would pass 2^8: sums are seldom rescaled.
   TESSERA_DEVICE void follow_largest(const Scores& s) {
-    float shrink[blocks][2];
-    bool shrinks = false;
 #pragma unroll
-    for (int b = 0; b < blocks; ++b)
+    for (int b = 0; b < blocks; ++b) {
+      float shrink[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float largest = minus_infinity;
@@ -214,15 +214,15 @@ class WarpRows {
         largest = fmaxf(largest, from_lane(largest, 1));
         largest = fmaxf(largest, from_lane(largest, 2));
         float& reference = reference_of(b, half);
-        const float before = reference, wanted = largest * p_.scale_log2;
-        shrink[b][half] = 1;
-        if (wanted - before > 8) {  // false where both are -inf
-          shrink[b][half] = exp2_fast(before - wanted);
-          reference = wanted;  // by all four lanes of the row
-          shrinks = true;
-        }
+        const float grown = (largest - reference) * p_.scale_log2;
+        const bool follows = grown > 8;  // false where both are -inf
+        shrink[half] = follows ? exp2_fast(-grown) : 1;
+        __syncwarp();
+        if (follows && lane() % 4 == 0) reference = largest;
       }
-    if (__any_sync(0xFFFFFFFFu, shrinks)) rescale(shrink);  // by exactly 1 where a row did not ask for it
+      // By exactly 1 where a row did not ask for it.
+      if (__any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1)) rescale(b, shrink);
+    }
     __syncwarp();
   }
   // In shared memory, and this warp's alone: registers are for the sums.
@@ -230,16 +230,13 @@ class WarpRows {
     return shared_.reference[first() + b * 16 + half * 8 + lane() / 4];
   }
 
-  TESSERA_DEVICE void rescale(const float (&shrink)[blocks][2]) {
+  TESSERA_DEVICE void rescale(int b, const float (&shrink)[2]) {
+    sum_[b][0] *= shrink[0];
+    sum_[b][1] *= shrink[1];
 #pragma unroll
-    for (int b = 0; b < blocks; ++b) {
-      sum_[b][0] *= shrink[b][0];
-      sum_[b][1] *= shrink[b][1];
+    for (int n = 0; n < dim_blocks; ++n)
 #pragma unroll
-      for (int n = 0; n < dim_blocks; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out_[b][n][i] *= shrink[b][i / 2];
-    }
+      for (int i = 0; i < 4; ++i) out_[b][n][i] *= shrink[i / 2];
   }
 
   // Sixteen keys at a time, so that one's exponentials run beside the products of the one before.
@@ -275,8 +272,8 @@ class WarpRows {
     }
   }
   TESSERA_DEVICE Word weights(const float (&s)[4], float reference, int b, int half) {
-    const float low = exp2_fast(__fmaf_rn(s[half * 2], p_.scale_log2, -reference));
-    const float high = exp2_fast(__fmaf_rn(s[half * 2 + 1], p_.scale_log2, -reference));
+    const float low = exp2_fast((s[half * 2] - reference) * p_.scale_log2);
+    const float high = exp2_fast((s[half * 2 + 1] - reference) * p_.scale_log2);
     sum_[b][half] += low + high;
     return Type::pack(low, high);
   }
@@ -314,7 +311,7 @@ TESSERA_DEVICE void WarpRows<S>::store() const {
       const bool empty = !used || sum == 0;  // a NaN is not empty
       const float inverse = 1 / sum;
       if (p_.lse && stored && lane() % 4 == 0)
-        p_.lse[lse_base + row * p_.lse_step.row] = empty ? minus_infinity : reference_of(b, half) * 0x1.62e43p-1f + logf(sum);
+        p_.lse[lse_base + row * p_.lse_step.row] = empty ? minus_infinity : reference_of(b, half) * p_.scale + logf(sum);
 #pragma unroll
       for (int n = 0; n < dim_blocks; ++n) {
         const float low = empty ? 0 : out_[b][n][half * 2] * inverse;
@@ -399,18 +396,13 @@ TESSERA_DEVICE void forward(const ForwardParams& p, Shared<S>& shared) {
     __syncthreads();
     copy_keys(n + S.stages - 1);
   };
+  // With 255 registers in use, ptxas 13.0 spills a few bytes on sm_90 if this count stays in one, on sm_80 and sm_100 if it
+  // does not.
+  const int count = job.walk.count;
 #pragma unroll 1
-  for (int n = 0; n < job.walk.count;) {
-#pragma unroll 1
-    for (; n < job.walk.count && !job.walk.clean(n); ++n) {
-      next(n);
-      mine.template attend<true>(stage_of(n), job.walk.tile(n) * S.tile_keys);
-    }
-#pragma unroll 1
-    for (; n < job.walk.count && job.walk.clean(n); ++n) {
-      next(n);
-      mine.template attend<false>(stage_of(n), 0);
-    }
+  for (int n = 0; n < (is_sm90 ? job.walk.count : count); ++n) {
+    next(n);
+    mine.attend(stage_of(n), job.walk.tile(n) * S.tile_keys, !job.walk.clean(n));
   }
   wait_copies<0>();  // of q, where nothing was visited
   __syncthreads();

@@ -10,6 +10,11 @@ namespace tessera::device {
 using rules::Index;
 using rules::Word;
 using Address = unsigned;  // in shared memory
+#if __CUDA_ARCH__ / 10 == 90
+inline constexpr bool is_sm90 = true;
+#else
+inline constexpr bool is_sm90 = false;
+#endif
 
 TESSERA_DEVICE Address shared_address(const void* pointer) {
   return static_cast<Address>(__cvta_generic_to_shared(pointer));

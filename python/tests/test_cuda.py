@@ -1,0 +1,180 @@
+"""CUDA tensors: the same answers, on the tensors' device and the current stream, in graphs; refusals in words."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import tessera  # noqa: E402
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def tensors(batch=2, seq_q=130, seq_k=200, heads=4, kv=2, dim=64, dtype=torch.bfloat16, device="cuda"):
+    torch.manual_seed(1)
+    make = lambda s, h: torch.randn(batch, s, h, dim, device=device, dtype=dtype)  # noqa: E731
+    return make(seq_q, heads), make(seq_k, kv), make(seq_k, kv)
+
+
+def reference(q, k, v, causal=True):
+    """float64, (out, lse); causal to the bottom right."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+    if causal:
+        rows, keys = s.shape[2:]
+        i, j = torch.arange(rows, device=s.device)[:, None], torch.arange(keys, device=s.device)
+        s = s.masked_fill(j > i + keys - rows, float("-inf"))
+    return (torch.softmax(s, -1) @ v).transpose(1, 2), torch.logsumexp(s, -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", (64, 128))
+def test_agrees_with_float64(dtype, dim):
+    q, k, v = tensors(dim=dim, dtype=dtype)
+    out, lse, plan = tessera.attention(q, k, v, mask="causal", return_lse=True)
+    expected, expected_lse = reference(q, k, v)
+    assert plan.engine == "cuda" and plan.device == torch.cuda.get_device_name()
+    assert out.dtype == dtype and out.device == q.device and lse.dtype == torch.float32
+    torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=0)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-4, rtol=0)
+
+
+def test_layouts_views_and_out():
+    q, k, v = tensors()
+    expected = tessera.attention(q, k, v).out
+    heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    assert torch.equal(tessera.attention(*heads_first, layout="bhsd").out.transpose(1, 2), expected)
+    wide = torch.zeros(*q.shape[:3], 96, device="cuda", dtype=q.dtype)
+    wide[..., :64] = q
+    out = torch.empty_like(q)
+    assert torch.equal(tessera.attention(wide[..., :64], k, v, out=out).out, expected)
+    assert torch.equal(out, expected)
+    assert tessera.attention(q, k, v, out_dtype="f32").out.dtype == torch.float32
+
+
+def test_packed_sequences_are_those_alone():
+    lengths = [100, 0, 1, 77]
+    ends = [0, 100, 100, 101, 178]
+    cu = torch.tensor(ends, device="cuda", dtype=torch.int32)
+    q, k, v = (torch.randn(178, h, 128, device="cuda", dtype=torch.bfloat16) for h in (4, 2, 2))
+    packed = tessera.attention(
+        q, k, v, mask="causal", cu_seqlens_q=cu, cu_seqlens_k=cu, max_len_q=100, max_len_k=100
+    ).out
+    for n, length in enumerate(lengths):
+        if length:
+            one = slice(ends[n], ends[n + 1])
+            alone = tessera.attention(q[None, one], k[None, one], v[None, one], mask="causal").out
+            assert torch.equal(packed[one], alone[0])
+
+
+def test_bits_repeat_and_depend_on_the_row_alone():
+    q, k, v = tensors(batch=3, seq_q=300, seq_k=300, dim=128)
+    whole = tessera.attention(q, k, v, mask="causal", batch_invariant=True).out
+    for _ in range(5):
+        assert torch.equal(tessera.attention(q, k, v, mask="causal", batch_invariant=True).out, whole)
+    for begin, end in ((0, 1), (1, 70), (70, 203), (203, 300)):  # chunks of queries, each with the keys so far
+        part = tessera.attention(
+            q[1:2, begin:end], k[1:2, :end], v[1:2, :end], mask="causal", batch_invariant=True
+        ).out
+        assert torch.equal(part[0], whole[1, begin:end])
+
+
+def test_runs_on_the_current_stream():
+    q, k, v = tensors(dim=128)
+    expected = tessera.attention(q, k, v).out
+    side, busy = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            busy = busy @ busy * 1e-3
+        late.copy_(q)  # long after the call below was queued
+        out = tessera.attention(late, k, v).out
+    side.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_a_graph_replays_on_new_inputs():
+    q, k, v = tensors(dim=128)
+    out = torch.empty_like(q)
+    tessera.attention(q, k, v, mask="causal", out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tessera.attention(q, k, v, mask="causal", out=out)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert torch.equal(out, tessera.attention(q, k, v, mask="causal").out)
+
+
+def test_the_first_call_may_be_inside_a_capture():
+    code = """
+        import torch, tessera
+        q, k, v = (torch.randn(1, 64, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        out = torch.empty_like(q)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tessera.attention(q, k, v, out=out)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, tessera.attention(q, k, v).out)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_a_new_thread_needs_no_context_of_its_own():
+    q, k, v = tensors()
+    expected, got = tessera.attention(q, k, v).out, []
+    plan = tessera.plan(q, k, v)
+    out = torch.empty_like(q)
+    thread = threading.Thread(target=lambda: got.append(plan.run(q=q, k=k, v=v, out=out, stream=0)))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert got and torch.equal(out, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_runs_where_the_tensors_are():
+    first = tensors()
+    second = [x.to("cuda:1") for x in first]
+    assert torch.cuda.current_device() == 0
+    out = tessera.attention(*second, mask="causal").out
+    assert out.device == second[0].device
+    assert torch.equal(out.cpu(), tessera.attention(*first, mask="causal").out.cpu())
+    assert torch.cuda.current_device() == 0
+
+
+def test_what_it_does_not_answer_it_says():
+    q, k, v = tensors()
+    with pytest.raises(NotImplementedError, match="softcap"):
+        tessera.attention(q, k, v, softcap=30.0)
+    with pytest.raises(NotImplementedError, match="q is f32"):
+        tessera.attention(q.float(), k.float(), v.float())
+    with pytest.raises(NotImplementedError, match="dims are 32 and 32"):
+        tessera.attention(q[..., :32], k[..., :32], v[..., :32])
+    with pytest.raises(NotImplementedError, match="multiples of 2 bytes, the kernel needs 16"):
+        odd = torch.empty(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(q)
+        tessera.attention(odd, k, v)
+    with pytest.raises(NotImplementedError, match="rows at multiples of 16 bytes"):
+        tessera.attention(torch.zeros(*q.shape[:3], 65, device="cuda", dtype=q.dtype)[..., :64], k, v)
+    with pytest.raises(ValueError, match="all arrays of a call are on one"):
+        tessera.attention(q, k.cpu(), v)
+    with pytest.raises(NotImplementedError, match="forward only"):
+        tessera.attention(q.requires_grad_(), k, v).out.sum().backward()
+    with pytest.raises(NotImplementedError):
+        tessera.merge([q.detach()], [torch.zeros(2, 4, 130, device="cuda")])
+
+
+def test_compiles():
+    q, k, v = tensors(dim=128)
+    attend = torch.compile(lambda q, k, v: tessera.attention(q, k, v, mask="causal").out * 2, fullgraph=True)
+    assert torch.equal(attend(q, k, v), tessera.attention(q, k, v, mask="causal").out * 2)

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Problem lines drawn at random over all that the portable forward kernel answers, for `tessera check - --engine cuda`.
+usage: random_lines.py COUNT [SEED]"""
+import random
+import sys
+
+LENGTHS = (0, 1, 2, 7, 16, 17, 31, 61, 63, 64, 65, 97, 127, 128, 129, 191, 255, 257, 320)
+
+
+def mask(draw):
+    parts = []
+    corner = draw.choice(["", "@bottom_right", "@top_left", f"@at({draw.randrange(-150, 250)})", "@at"])
+    kind = draw.randrange(4)
+    if kind < 2:
+        parts.append("causal")
+    elif kind == 2:
+        parts.append(f"prefix({draw.randrange(200)})")
+    window = draw.random() < 0.4
+    if window:
+        side = lambda: "unbounded" if draw.random() < 0.2 else str(draw.choice([0, 1, 5, 30, 63, 64, 65, 130]))  # noqa: E731
+        parts.append(f"window({side()},{side()})")
+    if draw.random() < 0.2:
+        parts.append(f"chunk({draw.choice([1, 3, 16, 63, 64, 65, 100, 128])})")
+    if not parts:
+        return ""
+    parts[0] += corner
+    if window and draw.random() < 0.5:
+        parts.append(f"first({draw.choice([1, 4, 63, 64, 70, 130])})")
+    return " mask=" + "&".join(parts)
+
+
+def strides(draw, dim, sizes):
+    """Of some operands: any order of batch, sequence and head, gaps of whole 16-byte rows, a batch or head that repeats."""
+    text = ""
+    for name, (batch, rows, heads) in sizes.items():
+        if draw.random() < 0.6:
+            continue
+        extent, order, made = [batch, rows, heads], [0, 1, 2], [0, 0, 0]
+        step = dim + 8 * draw.randrange(3)
+        draw.shuffle(order)
+        for d in order:
+            made[d] = step
+            step = step * max(1, extent[d]) + 8 * draw.randrange(3)
+        if name != "out" and draw.random() < 0.2:
+            made[draw.choice([0, 2])] = 0
+        text += f"{name}[{made[0]},{made[1]},{made[2]},1]"
+    return " strides=" + text if text else ""
+
+
+def line(draw):
+    heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1), (8, 8)])
+    dim = draw.choice([64, 128])
+    text = f"forward {draw.choice(['bf16', 'f16'])} h{heads}/{kv} d{dim}"
+    batch = draw.choice([1, 1, 2, 3])
+    q, k = ([draw.choice(LENGTHS) for _ in range(batch)] for _ in range(2))
+    packed_q, packed_k = draw.random() < 0.35, draw.random() < 0.35
+    if packed_q or packed_k:
+        text += " varlen=" + (f"q{q}" if packed_q else "") + (f"k{k}" if packed_k else "")
+        text = text.replace(", ", ",")
+        if draw.random() < 0.5:
+            text += " rows=" + ("q1000" if packed_q else "") + ("k1000" if packed_k else "")
+        text += "" if packed_q else f" q{q[0]}"
+        text += "" if packed_k else f" k{k[0]}"
+    else:
+        text += f" b{batch} q{q[0]} k{k[0]}"
+        if draw.random() < 0.5:
+            sizes = {"q": (batch, q[0], heads), "k": (batch, k[0], kv), "v": (batch, k[0], kv), "out": (batch, q[0], heads)}
+            text += strides(draw, dim, sizes)
+        else:
+            text += draw.choice(["", " layout=bhsd", " layout=qkv", " layout=kv"])
+    if draw.random() < 0.2:
+        text += draw.choice([" seqused=q", " seqused=k", " seqused=qk"])
+    text += mask(draw)
+    text += draw.choice(["", "", "", " scale=0.3", " scale=1", " scale=1e-3"])
+    text += draw.choice(["", "", " out=f32"]) + draw.choice(["", "", " nolse"])
+    return text
+
+
+def main():
+    draw = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    for _ in range(int(sys.argv[1])):
+        print(line(draw))
+
+
+if __name__ == "__main__":
+    main()
