@@ -60,12 +60,12 @@ int main() {
   const auto allocate = cuda.find<int(unsigned long long*, size_t)>("cuMemAlloc_v2");
   const auto load = cuda.find<int(void**, const void*)>("cuModuleLoadData");
   const auto function = cuda.find<int(void**, void*, const char*)>("cuModuleGetFunction");
-  const auto launch =
-      cuda.find<int(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**)>(
-          "cuLaunchKernel");
+  const auto launch = cuda.find<int(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                                    void**, void**)>("cuLaunchKernel");
   void *context = nullptr, *module = nullptr, *nothing = nullptr;
   need(init(0) == 0 && retain(&context, 0) == 0 && set(context) == 0, "no device");
-  need(load(&module, empty_kernel) == 0 && function(&nothing, module, "nothing") == 0, "the empty kernel does not load");
+  need(load(&module, empty_kernel) == 0 && function(&nothing, module, "nothing") == 0,
+       "the empty kernel does not load");
 
   tessera_error error{};
   error.size = sizeof error;

@@ -597,16 +597,17 @@ int32_t tessera_kernels_list(tessera_kernel_facts* kernels, int32_t capacity, in
     const auto n = std::min(static_cast<int32_t>(all.size()), capacity);
     for (int32_t i = 0; i < n; ++i) {
       const cuda::KernelFacts& k = all[static_cast<size_t>(i)];
-      write_at(kernels, i, {.size = 0,
-                            .spec = k.spec.c_str(),
-                            .target = k.target.c_str(),
-                            .origin = k.origin.c_str(),
-                            .registers = k.registers,
-                            .spill_bytes = k.spill_bytes,
-                            .threads = k.threads,
-                            .reserved = 0,
-                            .shared_bytes = k.shared_bytes,
-                            .code_bytes = k.code_bytes});
+      write_at(kernels, i,
+               {.size = 0,
+                .spec = k.spec.c_str(),
+                .target = k.target.c_str(),
+                .origin = k.origin.c_str(),
+                .registers = k.registers,
+                .spill_bytes = k.spill_bytes,
+                .threads = k.threads,
+                .reserved = 0,
+                .shared_bytes = k.shared_bytes,
+                .code_bytes = k.code_bytes});
     }
     if (count) *count = static_cast<int32_t>(all.size());
   });

@@ -103,9 +103,10 @@ Plan choose_cascade(std::span<const Kernel* const> kernels, std::span<const Prob
   }
   const Plan& shape = plan.levels.back();
   if (!shape.kernel->merge)
-    throw Error(TESSERA_UNSUPPORTED,
-                fmt::format("no kernel answers the cascade on device {}: {} cannot merge levels; attend them one by one.",
-                            device.name, shape.kernel->name));
+    throw Error(
+        TESSERA_UNSUPPORTED,
+        fmt::format("no kernel answers the cascade on device {}: {} cannot merge levels; attend them one by one.",
+                    device.name, shape.kernel->name));
   plan.problem = last;
   plan.device = device;
   plan.kernel = shape.kernel;

@@ -93,7 +93,8 @@ void fill_rates(Device& device) {
     if (c != ' ') name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   for (const GpuRow& row : gpus) {
     const size_t at = name.find(row.name), end = at + std::strlen(row.name);
-    const bool whole = at != std::string::npos && !(end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])));
+    const bool whole =
+        at != std::string::npos && !(end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])));
     if (whole && row.sm_arch == device.sm_arch) set_rates(device, row);
   }
 }

@@ -123,9 +123,6 @@ Plan choose(std::span<const Kernel* const> kernels, const Problem& p, const Devi
   if (!chosen.kernel) {
     std::string message = fmt::format("no kernel answers \"{}\" on device {}:", print(p), device.name);
     for (const Reason& r : reasons) message += fmt::format("\n  {}: {}", r.kernel, r.why);
-    const auto on_gpu = [](const Kernel* kernel) { return std::string_view(kernel->name).starts_with("cuda."); };
-    if (device.kind == TESSERA_GPU && std::none_of(kernels.begin(), kernels.end(), on_gpu))
-      message += "\nThis build has no kernels for GPUs. Plan for host, or for a processor by its name.";
     throw Error(TESSERA_UNSUPPORTED, message);
   }
   chosen.reasons = std::move(reasons);

@@ -34,7 +34,10 @@ constexpr rules::ForwardSpec shipped[] = {
 }  // namespace
 
 Code code_of(const rules::ForwardSpec& spec) {
-  Code code = {.text = "forward", .source = "{", .entry = "tessera_forward", .threads = rules::threads(spec),
+  Code code = {.text = "forward",
+               .source = "{",
+               .entry = "tessera_forward",
+               .threads = rules::threads(spec),
                .shared_bytes = rules::shared_bytes(spec)};
   rules::ForwardSpec fields = spec;
   rules::visit_fields(fields, Print{code.text, code.source});

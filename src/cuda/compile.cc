@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -95,6 +96,17 @@ std::string lines_with(const std::string& log, const char* word) {
 
 std::string text(const Target& target) {
   return fmt::format("{}_{}", target.ptx ? "compute" : "sm", target.arch);
+}
+
+std::optional<Target> parse_target(const std::string& word) {
+  const size_t dash = word.find('_');
+  const std::string kind = word.substr(0, dash);
+  if (dash == std::string::npos || (kind != "sm" && kind != "compute")) return {};
+  int arch = 0;
+  const char *const begin = word.data() + dash + 1, *const end = word.data() + word.size();
+  const auto [stop, code] = std::from_chars(begin, end, arch);
+  if (code != std::errc() || stop != end || arch <= 0) return {};
+  return Target{arch, kind == "compute"};
 }
 
 std::string Compiler::key() const {

@@ -1,5 +1,6 @@
 // NVRTC, opened at run time: source to machine code or PTX. The only file that knows its symbols.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "cuda/code.h"
@@ -13,6 +14,7 @@ struct Target {
   bool operator==(const Target&) const = default;
 };
 std::string text(const Target& target);  // "sm_80", "compute_80"
+std::optional<Target> parse_target(const std::string& word);
 
 struct Image {
   Target target;

@@ -21,8 +21,8 @@ inline constexpr Attribute attribute_multiprocessors = 16, attribute_major = 75,
                            attribute_shared_optin = 97;
 inline constexpr Attribute function_shared_bytes = 1, function_local_bytes = 3, function_registers = 4,
                            function_max_dynamic_shared = 8;
-inline constexpr int capture_relaxed = 2;                    // CUstreamCaptureMode
-inline constexpr int pointer_device = 9;                       // CUpointer_attribute
+inline constexpr int capture_relaxed = 2;  // CUstreamCaptureMode
+inline constexpr int pointer_device = 9;   // CUpointer_attribute
 
 struct Driver {
   int version = 0;  // 13000 for CUDA 13.0

@@ -41,6 +41,16 @@ rules::Float float_of(const Problem& p) {
 double scale_of(const Problem& p) {
   return p.has_scale ? p.scale : 1 / std::sqrt(static_cast<double>(p.dim));
 }
+constexpr int64_t longest = int64_t{1} << 30;  // of a sequence; 32 bits count its keys
+constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
+
+int64_t blocks_of(const Problem& p, int tile_rows) {
+  if (core::packed_q(p) && p.rows_q == 0) return 0;  // whatever the bounds say
+  const int64_t items = p.heads_q * p.batch * rules::ceil_div(p.len_q, tile_rows);
+  const int64_t tail = core::packed_q(p) ? std::min<int64_t>(rules::ceil_div(p.rows_q, tile_rows), 64) : 0;
+  return items + tail;
+}
+
 // Under a hint other tiles than the shipped, if such a kernel can be; they are compiled at first use.
 ForwardSpec spec_for(const Problem& p, const Device& device, const core::Hints& hints) {
   const Tile& t = *tile_for(p.dim);
@@ -48,16 +58,9 @@ ForwardSpec spec_for(const Problem& p, const Device& device, const core::Hints& 
   ForwardSpec wished = shipped;
   if (hints.tile_rows) wished.tile_rows = hints.tile_rows;
   if (hints.tile_keys) wished.tile_keys = hints.tile_keys;
-  return rules::legal(wished) && rules::shared_bytes(wished) <= device.shared_per_block ? wished : shipped;
-}
-
-constexpr int64_t longest = int64_t{1} << 30;  // of a sequence; 32 bits count its keys
-constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
-
-int64_t blocks_of(const Problem& p, int tile_rows) {
-  const int64_t items = p.heads_q * p.batch * rules::ceil_div(p.len_q, tile_rows);
-  const int64_t tail = core::packed_q(p) ? std::min<int64_t>(rules::ceil_div(p.rows_q, tile_rows), 64) : 0;
-  return items + tail;
+  const bool fits = rules::legal(wished) && rules::shared_bytes(wished) <= device.shared_per_block &&
+                    blocks_of(p, wished.tile_rows) <= most_blocks;
+  return fits ? wished : shipped;
 }
 
 // Operands that other kernels must answer.
@@ -65,8 +68,8 @@ struct Option {
   int name;
   const char* text;
 };
-constexpr Option options[] = {{TESSERA_BIAS, "a bias"},
-                              {TESSERA_KEEP, "a keep mask"},
+constexpr Option options[] = {{TESSERA_BIAS, "bias"},
+                              {TESSERA_KEEP, "keep mask"},
                               {TESSERA_EXCLUDE_KEYS, "excluded keys"},
                               {TESSERA_DOCUMENTS_Q, "documents"},
                               {TESSERA_SLOPES, "ALiBi slopes"},
@@ -78,7 +81,8 @@ std::string refuse_strides(const Problem& p) {
     const Operand& o = core::operand(p, name);
     const char* const text = core::operand_row(name).text;
     if (o.extent[3] > 1 && o.stride[3] != 1)
-      return fmt::format("{} has stride {} along its dim; the kernel copies rows 16 bytes at a time", text, o.stride[3]);
+      return fmt::format("{} has stride {} along its dim; the kernel copies rows 16 bytes at a time", text,
+                         o.stride[3]);
     for (int d = 0; d < 3; ++d)
       if (o.extent[d] > 1 && o.stride[d] * core::dtype_bytes(o.dtype) % 16)
         return fmt::format("{}.stride[{}] is {}; the kernel needs rows at multiples of 16 bytes", text, d, o.stride[d]);
@@ -89,10 +93,12 @@ std::string refuse_strides(const Problem& p) {
 }
 
 std::string refuse(const Problem& p, const Device& device) {
-  if (device.kind != TESSERA_GPU) return fmt::format("device {} is a processor, the kernel runs on NVIDIA GPUs", device.name);
+  if (device.kind != TESSERA_GPU)
+    return fmt::format("device {} is a processor, the kernel runs on NVIDIA GPUs", device.name);
   if (device.sm_arch < 80)
     return fmt::format("device {} is sm_{}; the kernel's instructions begin with sm_80", device.name, device.sm_arch);
-  if (p.pass != TESSERA_FORWARD) return p.pass == TESSERA_BACKWARD ? "it attends forward only" : "an append has no products";
+  if (p.pass != TESSERA_FORWARD)
+    return p.pass == TESSERA_BACKWARD ? "it attends forward only" : "an append has no products";
   const int32_t dtype = core::data_dtype(p);
   if (dtype != TESSERA_BF16 && dtype != TESSERA_F16)
     return fmt::format("its products are bf16 or f16, q is {}", rules::dtype_rows[dtype].text);
@@ -100,7 +106,8 @@ std::string refuse(const Problem& p, const Device& device) {
     if (core::operand(p, name).dtype != dtype)
       return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,
                          rules::dtype_rows[core::operand(p, name).dtype].text);
-  if (p.dim != p.dim_v || !tile_for(p.dim)) return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128", p.dim, p.dim_v);
+  if (p.dim != p.dim_v || !tile_for(p.dim))
+    return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128", p.dim, p.dim_v);
   if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
   if (p.cache.rotary_dim) return "it rotates nothing";
   for (const Option& option : options)
@@ -108,16 +115,19 @@ std::string refuse(const Problem& p, const Device& device) {
   if (p.softcap != 0) return "it has no softcap";
   if (p.dropout != 0) return "it has no dropout";
   const double scale_log2 = scale_of(p) * M_LOG2E;
-  if (!(scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126)) return fmt::format("scale is {}; it must be above 0 and moderate", scale_of(p));
+  if (!(scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126))
+    return fmt::format("scale is {}; it must be above 0 and moderate", scale_of(p));
   if (rules::hulls_have_gaps(core::band_mask(p, 0, 0)))
     return "the window lies off the diagonal; some keys inside a tile may be seen by no row";
   if (std::max({p.len_q, p.len_k}) > longest) return fmt::format("a sequence is longer than {}", longest);
   const Tile& tile = *tile_for(p.dim);
   if (const int64_t blocks = blocks_of(p, tile.rows); blocks > most_blocks)
     return fmt::format("it would take {} blocks; a launch has at most {}", blocks, most_blocks);
-  const int needs = rules::shared_bytes(ForwardSpec{float_of(p), tile.dim, tile.rows, tile.keys, tile.warps, tile.stages});
+  const int needs =
+      rules::shared_bytes(ForwardSpec{float_of(p), tile.dim, tile.rows, tile.keys, tile.warps, tile.stages});
   if (device.shared_per_block < needs)
-    return fmt::format("a block needs {} bytes of shared memory, device {} has {}", needs, device.name, device.shared_per_block);
+    return fmt::format("a block needs {} bytes of shared memory, device {} has {}", needs, device.name,
+                       device.shared_per_block);
   return refuse_strides(p);
 }
 
@@ -151,7 +161,7 @@ int section_of(const Problem& p) {
   const int64_t heads = p.heads_q * p.batch, group = core::group(p);
   if (!p.mask.causal && !p.mask.has_prefix) return static_cast<int>(group);
   const double pair = 2.0 * static_cast<double>(std::max<int64_t>(1, p.len_k) * (p.dim + p.dim_v));
-  const double pairs = std::clamp(cache_bytes / pair, 1.0, static_cast<double>(heads));
+  const double pairs = std::clamp(cache_bytes / pair, 1.0, static_cast<double>(std::max<int64_t>(1, heads)));
   return static_cast<int>(std::clamp<int64_t>(static_cast<int64_t>(pairs) * group, 1, std::max<int64_t>(1, heads)));
 }
 
@@ -175,7 +185,7 @@ ForwardParams params_of(const Plan& plan, const core::Bindings& bound) {
       .queries = {list(TESSERA_CU_SEQLENS_Q), list(TESSERA_SEQUSED_Q), p.rows_q, static_cast<int>(p.len_q)},
       .keys = {list(TESSERA_CU_SEQLENS_K), list(TESSERA_SEQUSED_K), p.rows_k, static_cast<int>(p.len_k)},
       .band = core::band_mask(p, 0, p.mask.corner == TESSERA_CORNER_AT ? p.mask.corner_at : 0),
-      .corner = per_sequence                              ? rules::Corner::per_sequence
+      .corner = per_sequence                            ? rules::Corner::per_sequence
                 : p.mask.corner == TESSERA_BOTTOM_RIGHT ? rules::Corner::bottom_right
                                                         : rules::Corner::fixed,
       .batch = static_cast<int>(p.batch),
@@ -207,17 +217,17 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
   const Ordinal ordinal = here.ordinal();
   const Device& device = device_at(driver, ordinal);
   core::require(device.sm_arch == plan.device.sm_arch,
-                "the plan was made for {} (sm_{}); q lies on {} (sm_{}). Make it for \"cuda:{}\".",
-                plan.device.name, plan.device.sm_arch, device.name, device.sm_arch, ordinal);
+                "the plan was made for {} (sm_{}); q lies on {} (sm_{}). Make it for \"cuda:{}\".", plan.device.name,
+                plan.device.sm_arch, device.name, device.sm_arch, ordinal);
   const auto on = static_cast<Stream>(stream);
   const Function function = static_cast<const Loaded*>(launch.code)->on(ordinal, device.sm_arch, on);
   ForwardParams params = params_of(plan, bound);
   void* arguments[] = {&params};
-  require_ok(driver,
-             driver.cuLaunchKernel(function, static_cast<unsigned>(launch.blocks), 1, 1,
-                                   static_cast<unsigned>(launch.threads), 1, 1,
-                                   static_cast<unsigned>(launch.shared_bytes), on, arguments, nullptr),
-             "launching the forward kernel");
+  require_ok(
+      driver,
+      driver.cuLaunchKernel(function, static_cast<unsigned>(launch.blocks), 1, 1, static_cast<unsigned>(launch.threads),
+                            1, 1, static_cast<unsigned>(launch.shared_bytes), on, arguments, nullptr),
+      "launching the forward kernel");
 }
 
 constexpr core::Kernel forward_kernel = {.name = "cuda.portable",

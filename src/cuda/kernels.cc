@@ -14,12 +14,10 @@ std::vector<Target> parse_targets(const std::string& words) {
   std::vector<Target> targets;
   std::istringstream list(words);
   for (std::string word; std::getline(list, word, ',');) {
-    const size_t dash = word.find('_');
-    const std::string kind = word.substr(0, dash);
-    const int arch = dash == std::string::npos ? 0 : std::atoi(word.c_str() + dash + 1);
-    core::require((kind == "sm" || kind == "compute") && arch > 0,
-                  "target is \"{}\"; it must be such as sm_90 (machine code) or compute_80 (PTX).", word);
-    targets.push_back({arch, kind == "compute"});
+    const std::optional<Target> target = parse_target(word);
+    core::require(target.has_value(), "target is \"{}\"; it must be such as sm_90 (machine code) or compute_80 (PTX).",
+                  word);
+    targets.push_back(*target);
   }
   return targets;
 }
@@ -60,8 +58,8 @@ void dump_pack(const std::string& folder) {
     std::string name = kernel.code;
     for (char& c : name)
       if (c == ' ') c = '.';
-    const std::string path = fmt::format("{}/{}.{}.{}", folder, name, text(kernel.image.target),
-                                         kernel.image.target.ptx ? "ptx" : "cubin");
+    const std::string path =
+        fmt::format("{}/{}.{}.{}", folder, name, text(kernel.image.target), kernel.image.target.ptx ? "ptx" : "cubin");
     if (const std::string why = write_file(path, kernel.image.bytes); !why.empty())
       throw core::Error(TESSERA_FAILED, "cannot write: " + why);
   }

@@ -26,7 +26,8 @@ FoundPack find_pack() {
   try {
     found.pack = read_pack(found.path);
     if (found.pack->sources != source_digest()) {
-      found.why = fmt::format("the kernel pack {} was made of other sources than this library; build it again", found.path);
+      found.why =
+          fmt::format("the kernel pack {} was made of other sources than this library; build it again", found.path);
       found.pack.reset();
     }
   } catch (const core::Error& error) {
@@ -53,9 +54,14 @@ Function load_image(const Driver& driver, const Image& image, const Code& code, 
   require_ok(driver, driver.cuLibraryLoadData(&library, image.bytes.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
              fmt::format("loading {} for {}", code.text, text(image.target)).c_str());
   Function function = nullptr;
-  require_ok(driver, driver.cuLibraryGetKernel(&function, library, code.entry), code.entry);
-  require_ok(driver, driver.cuKernelSetAttribute(function_max_dynamic_shared, code.shared_bytes, function, device),
-             fmt::format("asking for {} bytes of shared memory", code.shared_bytes).c_str());
+  try {
+    require_ok(driver, driver.cuLibraryGetKernel(&function, library, code.entry), code.entry);
+    require_ok(driver, driver.cuKernelSetAttribute(function_max_dynamic_shared, code.shared_bytes, function, device),
+               fmt::format("asking for {} bytes of shared memory", code.shared_bytes).c_str());
+  } catch (const core::Error&) {  // it is tried again at the next run
+    driver.cuLibraryUnload(library);
+    throw;
+  }
   return function;
 }
 
@@ -63,7 +69,8 @@ Image compile(const Driver& driver, const Code& code, int arch, Stream stream) {
   const auto [compiler, why] = open_compiler("", driver.version);
   if (!compiler) throw core::Error(TESSERA_FAILED, why);
   const Target target = {arch, false};
-  const std::string key = fmt::format("{} for {} of {} by {}", code.text, text(target), source_digest(), compiler->key());
+  const std::string key =
+      fmt::format("{} for {} of {} by {}", code.text, text(target), source_digest(), compiler->key());
   const std::string folder = cache_folder();
   if (std::optional<Image> kept = read_cached(folder, key, target)) return std::move(*kept);
   int capturing = 0;

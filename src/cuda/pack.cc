@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <thread>
 
@@ -37,13 +36,6 @@ std::string next_line(const std::string& bytes, size_t& at) {
   return line;
 }
 
-std::optional<Target> parse_target(const std::string& word) {
-  for (const bool ptx : {false, true})
-    for (const int arch : {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121})
-      if (word == text(Target{arch, ptx})) return Target{arch, ptx};
-  return {};
-}
-
 }  // namespace
 
 uint64_t checksum(const std::string& bytes) {
@@ -53,8 +45,8 @@ uint64_t checksum(const std::string& bytes) {
 }
 
 std::string to_bytes(const Pack& pack) {
-  std::string bytes = fmt::format("{}\nsources {}\ncompiler {}\nkernels {}\n", magic, pack.sources, pack.compiler,
-                                  pack.kernels.size());
+  std::string bytes =
+      fmt::format("{}\nsources {}\ncompiler {}\nkernels {}\n", magic, pack.sources, pack.compiler, pack.kernels.size());
   for (const auto& [code, image] : pack.kernels)
     bytes += fmt::format("{} {} {:016x} {} {} {}\n", text(image.target), image.bytes.size(), checksum(image.bytes),
                          image.registers, image.spill_bytes, code);
@@ -92,16 +84,18 @@ Pack parse_pack(const std::string& bytes) {
     at += image.bytes.size();
     if (checksum(image.bytes) != sums[n]) broken(fmt::format("the bytes of {} are not those it was made of", n));
   }
+  if (at != bytes.size()) broken("it goes on after its last image");
   return pack;
 }
 
 std::optional<std::string> read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+  std::FILE* const file = std::fopen(path.c_str(), "rb");
   if (!file) return {};
-  std::ostringstream all;
-  all << file.rdbuf();
-  if (file.bad() || all.bad()) return {};
-  return all.str();
+  std::string bytes, part(1 << 16, '\0');
+  while (const size_t count = std::fread(part.data(), 1, part.size(), file)) bytes.append(part, 0, count);
+  const bool whole = std::ferror(file) == 0;  // a folder opens and cannot be read
+  std::fclose(file);
+  return whole ? std::optional(std::move(bytes)) : std::nullopt;
 }
 
 Pack read_pack(const std::string& path) {
@@ -112,8 +106,8 @@ Pack read_pack(const std::string& path) {
 
 std::string write_file(const std::string& path, const std::string& bytes) {
   // A name that no other thread or process writes to.
-  const std::string own = fmt::format("{}.{}.{:x}.new", path, ::getpid(),
-                                      std::hash<std::thread::id>()(std::this_thread::get_id()));
+  const std::string own =
+      fmt::format("{}.{}.{:x}.new", path, ::getpid(), std::hash<std::thread::id>()(std::this_thread::get_id()));
   const auto give_up = [&](int error) {
     std::remove(own.c_str());
     return fmt::format("{}: {}", path, std::strerror(error));

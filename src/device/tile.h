@@ -1,5 +1,5 @@
-// Tiles of 16-bit numbers in shared memory. Row r's chunk c of 16 bytes lies at place c ^ (r % 8), so that eight rows of
-// one column of chunks lie in eight different groups of banks, as ldmatrix reads them.
+// Tiles of 16-bit numbers in shared memory. Row r's chunk c of 16 bytes lies at place c ^ (r % 8), so that eight rows
+// of one column of chunks lie in eight different groups of banks, as ldmatrix reads them.
 #pragma once
 #include "device/ptx/sm80.h"
 

@@ -23,7 +23,7 @@ enum class Corner : int { fixed, bottom_right, per_sequence };
 struct ForwardParams {
   const void *q, *k, *v;
   void* out;
-  float* lse;  // may be absent
+  float* lse;   // may be absent
   int* status;  // may be absent
   const int* corner_offsets;
   Steps q_step, k_step, v_step, out_step, lse_step;

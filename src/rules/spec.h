@@ -34,19 +34,22 @@ TESSERA_RULE void visit_fields(ForwardSpec& spec, F&& f) {
 TESSERA_RULE int threads(const ForwardSpec& s) {
   return 32 * s.warps;
 }
-TESSERA_RULE int shared_bytes(const ForwardSpec& s) {  // q, the stages of k and v, what a row keeps and its reference, the job
+TESSERA_RULE int shared_bytes(
+    const ForwardSpec& s) {  // q, the stages of k and v, what a row keeps and its reference, the job
   return s.dim * 2 * (s.tile_rows + 2 * s.stages * s.tile_keys) + 20 * s.tile_rows + 256;
 }
 TESSERA_RULE int blocks_at_once(const ForwardSpec& s) {  // on a multiprocessor; bounds the registers
   return s.dim <= 64 && s.tile_keys <= 64 ? 3 : 2;
 }
 
-// Can such a kernel be compiled at all? Warps own blocks of 16 rows; all threads copy 8 rows or a multiple at once.
+// Can such a kernel be compiled at all, and is it right? Warps own blocks of 16 rows; all threads copy 8 rows or a
+// multiple at once; keys are masked 32 at a time.
 TESSERA_RULE bool legal(const ForwardSpec& s) {
-  if (s.dim <= 0 || s.dim > 256 || s.dim % 64 || s.warps <= 0 || s.warps > 16 || s.stages < 2 || s.stages > 8) return false;
+  if (s.dim <= 0 || s.dim > 256 || s.dim % 64 || s.warps <= 0 || s.warps > 16 || s.stages < 2 || s.stages > 8)
+    return false;
   if (s.tile_rows <= 0 || s.tile_rows > 512 || s.tile_keys <= 0 || s.tile_keys > 256) return false;
   const int rows_at_once = 32 * s.warps * 8 / s.dim;
-  return s.tile_rows % (16 * s.warps) == 0 && s.tile_keys % 16 == 0 && 32 * s.warps % s.dim == 0 &&
+  return s.tile_rows % (16 * s.warps) == 0 && s.tile_keys % 32 == 0 && 32 * s.warps % s.dim == 0 &&
          s.tile_rows % rows_at_once == 0 && s.tile_keys % rows_at_once == 0;
 }
 

@@ -30,7 +30,8 @@ TEST(Refusals, EveryKernelSaysWhy) {
   expect_in(why("decode bf16 k8 d16 kv=e4m3", "avx512bf16", "cpu.avx512bf16"),
             "its products are bf16, k is e4m3 times a scale");
   expect_in(why(forward, "avx2", "cpu.avx512"), "cpu.baseline: only cpu.avx512 may be chosen");
-  expect_in(why(forward, "h200", "cpu"), "This build has no kernels for GPUs.");
+  expect_in(why(forward, "h200", "cuda"), "cuda.portable: its products are bf16 or f16, q is f32");
+  expect_in(why("backward bf16 q8 k8 d64", "h200", "cuda"), "cuda.portable: it attends forward only");
 }
 
 }  // namespace

@@ -135,7 +135,8 @@ void GpuCase::download() {
     const auto at = reinterpret_cast<Address>(bindings_.data[name]);
     std::vector<unsigned char> guard(offset_in(case_) + guard_bytes);
     need(cuda().cuMemcpyDtoH_v2(guard.data(), at - offset_in(case_), offset_in(case_)), "reading a guard");
-    need(cuda().cuMemcpyDtoH_v2(guard.data() + offset_in(case_), at + case_.span(name), guard_bytes), "reading a guard");
+    need(cuda().cuMemcpyDtoH_v2(guard.data() + offset_in(case_), at + case_.span(name), guard_bytes),
+         "reading a guard");
     for (const unsigned char byte : guard)
       if (byte != guard_byte)
         throw Error(TESSERA_WRONG, fmt::format("bytes before or after {} were written", tessera_name_text(name)));

@@ -18,7 +18,7 @@ struct Choice {
   int threads = 0;           // 0: all
   int tile_rows = 0;         // 0: the kernel's own choice
   int tile_keys = 0;
-  std::string device = {};   // empty: cuda:0 if the kernels begin with cuda, else host
+  std::string device = {};  // empty: cuda:0 if the kernels begin with cuda, else host
   std::optional<int64_t> workspace_limit = {};
   int64_t sample_pairs = 0;  // reference kernels only
 };

@@ -57,7 +57,8 @@ CLI::Validator positive();          // a number above 0
 CLI::Validator place_to_run();      // host, cuda or cuda:N: a device that is here
 constexpr int most_threads = 1024;  // the library's limit
 
-constexpr const char* engine_help = "kernels that may be chosen: names or prefixes (cpu, cpu.avx2, cuda), comma between";
+constexpr const char* engine_help =
+    "kernels that may be chosen: names or prefixes (cpu, cpu.avx2, cuda), comma between";
 constexpr const char* device_help = "host or cuda:N, where it runs; cuda:0 if --engine begins with cuda, else host";
 
 void print_json(const Json& object);

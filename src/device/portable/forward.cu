@@ -2,6 +2,7 @@
 #include "device/portable/forward.h"
 
 constexpr tessera::rules::ForwardSpec spec = TESSERA_SPEC;
+static_assert(tessera::rules::legal(spec));
 static_assert(sizeof(tessera::device::Shared<spec>) <= tessera::rules::shared_bytes(spec));
 
 extern "C" __global__ void __launch_bounds__(32 * spec.warps, tessera::rules::blocks_at_once(spec))

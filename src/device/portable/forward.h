@@ -117,7 +117,8 @@ TESSERA_DEVICE void find_job(const ForwardParams& p, int block, Job& job) {
   if (job.nothing) return;
   job.walk = walk_of<S.tile_keys>(s.band, rules::overlap({first, first + S.tile_rows}, {0, s.q.used}));
   const auto row = [](const void* data, const rules::Steps& step, const Rows& rows, Index n, int head) {
-    return static_cast<const unsigned short*>(data) + rows.plane * step.batch + (rows.first + n) * step.row + head * step.head;
+    return static_cast<const unsigned short*>(data) + rows.plane * step.batch + (rows.first + n) * step.row +
+           head * step.head;
   };
   job.q = row(p.q, p.q_step, s.q, first, item.head);
   job.k = row(p.k, p.k_step, s.k, 0, item.head / p.group);
@@ -133,8 +134,7 @@ class WarpRows {
   static constexpr int key_blocks = S.tile_keys / 8, dim_blocks = S.dim / 8;
   using Type = Number<S.dtype>;
 
-  TESSERA_DEVICE WarpRows(const ForwardParams& p, Shared<S>& shared)
-      : p_(p), shared_(shared) {
+  TESSERA_DEVICE WarpRows(const ForwardParams& p, Shared<S>& shared) : p_(p), shared_(shared) {
     for (int n = lane(); n < 16 * blocks; n += 32) shared.reference[first() + n] = minus_infinity;
     __syncwarp();
   }
@@ -154,8 +154,7 @@ class WarpRows {
   using Scores = float[blocks][key_blocks][4];
 
   TESSERA_DEVICE void multiply_keys(Scores& s, Address k) {
-    const Address rows =
-        rows_first<S.dim>(shared_address(&shared_.q) + first() * Tile<1, S.dim>::row_bytes, lane());
+    const Address rows = rows_first<S.dim>(shared_address(&shared_.q) + first() * Tile<1, S.dim>::row_bytes, lane());
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -190,7 +189,8 @@ class WarpRows {
 #pragma unroll
         for (int group = 0; group < key_blocks / 4; ++group) {
           const Row& row = rows[b * 16 + half * 8];
-          const Word kept = (row.near.bits(first_key + group * 32) | row.head.bits(first_key + group * 32)) >> lane() % 4 * 2;
+          const Word kept =
+              (row.near.bits(first_key + group * 32) | row.head.bits(first_key + group * 32)) >> lane() % 4 * 2;
 #pragma unroll
           for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -199,9 +199,9 @@ class WarpRows {
         }
   }
 
-  // Weights are exp2(scale (score - reference)), so that the reference's own weight is 1 exactly: a single fused multiply
-  // and add would round scale * reference, and a row of one key would not return v. A row's reference is its largest
-  // score so far, but follows it only once the weight would pass 2^8: sums are seldom rescaled.
+  // Weights are exp2(scale (score - reference)), so that the reference's own weight is 1 exactly: a single fused
+  // multiply and add would round scale * reference, and a row of one key would not return v. A row's reference is its
+  // largest score so far, but follows it only once the weight would pass 2^8: sums are seldom rescaled.
   TESSERA_DEVICE void follow_largest(const Scores& s) {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
@@ -279,8 +279,12 @@ class WarpRows {
   }
 
   // Read again wherever they are needed: registers are for the sums.
-  static TESSERA_DEVICE int lane() { return thread_index() & 31; }
-  static TESSERA_DEVICE int first() { return (thread_index() >> 5) * (16 * blocks); }  // of the warp's rows
+  static TESSERA_DEVICE int lane() {
+    return thread_index() & 31;
+  }
+  static TESSERA_DEVICE int first() {
+    return (thread_index() >> 5) * (16 * blocks);
+  }  // of the warp's rows
 
   const ForwardParams& p_;
   Shared<S>& shared_;
@@ -298,7 +302,8 @@ TESSERA_DEVICE void WarpRows<S>::store() const {
                          item.head * p_.out_step.head;
   const Index lse_base = rows.plane * p_.lse_step.batch + (rows.first + Index{tile_first}) * p_.lse_step.row +
                          item.head * p_.lse_step.head;
-  const Address staging = anew(shared_address(&shared_.q) + first() * Tile<1, S.dim>::row_bytes);  // this warp's rows alone
+  const Address staging =
+      anew(shared_address(&shared_.q) + first() * Tile<1, S.dim>::row_bytes);  // this warp's rows alone
 #pragma unroll
   for (int b = 0; b < blocks; ++b)
 #pragma unroll
@@ -311,7 +316,8 @@ TESSERA_DEVICE void WarpRows<S>::store() const {
       const bool empty = !used || sum == 0;  // a NaN is not empty
       const float inverse = 1 / sum;
       if (p_.lse && stored && lane() % 4 == 0)
-        p_.lse[lse_base + row * p_.lse_step.row] = empty ? minus_infinity : reference_of(b, half) * p_.scale + logf(sum);
+        p_.lse[lse_base + row * p_.lse_step.row] =
+            empty ? minus_infinity : reference_of(b, half) * p_.scale + logf(sum);
 #pragma unroll
       for (int n = 0; n < dim_blocks; ++n) {
         const float low = empty ? 0 : out_[b][n][half * 2] * inverse;
@@ -396,8 +402,8 @@ TESSERA_DEVICE void forward(const ForwardParams& p, Shared<S>& shared) {
     __syncthreads();
     copy_keys(n + S.stages - 1);
   };
-  // With 255 registers in use, ptxas 13.0 spills a few bytes on sm_90 if this count stays in one, on sm_80 and sm_100 if it
-  // does not.
+  // With 255 registers in use, ptxas 13.0 spills a few bytes on sm_90 if this count stays in one, on sm_80 and sm_100
+  // if it does not.
   const int count = job.walk.count;
 #pragma unroll 1
   for (int n = 0; n < (is_sm90 ? job.walk.count : count); ++n) {

@@ -1,0 +1,90 @@
+// The driver's functions and numbers as the library declares them, beside NVIDIA's own header where there is one.
+#include <gtest/gtest.h>
+
+#include <type_traits>
+
+#include "cuda/driver.h"
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+
+namespace tessera::cuda {
+namespace {
+
+// Types are not the same, since the header's are not included there; what a call passes must be: as many values, each
+// as large and of one kind.
+template <class Ours, class Theirs>
+constexpr bool alike() {
+  constexpr bool numbers =
+      (std::is_integral_v<Ours> || std::is_enum_v<Ours>)&&(std::is_integral_v<Theirs> || std::is_enum_v<Theirs>);
+  constexpr bool pointers = std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>;
+  return sizeof(Ours) == sizeof(Theirs) && (numbers || pointers);
+}
+template <class Ours, class Theirs>
+struct Alike : std::false_type {};
+template <class R, class... A, class S, class... B>
+struct Alike<R (*)(A...), S (*)(B...)> {
+  static constexpr bool value = [] {
+    if constexpr (sizeof...(A) != sizeof...(B)) return false;
+    else return alike<R, S>() && (alike<A, B>() && ...);
+  }();
+};
+
+#define EXPECT_ALIKE(name) \
+  EXPECT_TRUE((Alike<decltype(Driver::name), decltype(&::name)>::value)) << #name " is declared otherwise in cuda.h"
+
+TEST(CudaHeader, FunctionsTakeWhatTheyTakeThere) {
+  EXPECT_ALIKE(cuInit);
+  EXPECT_ALIKE(cuDriverGetVersion);
+  EXPECT_ALIKE(cuGetErrorString);
+  EXPECT_ALIKE(cuDeviceGetCount);
+  EXPECT_ALIKE(cuDeviceGet);
+  EXPECT_ALIKE(cuDeviceGetName);
+  EXPECT_ALIKE(cuDeviceGetAttribute);
+  EXPECT_ALIKE(cuDeviceTotalMem_v2);
+  EXPECT_ALIKE(cuCtxGetCurrent);
+  EXPECT_ALIKE(cuCtxGetDevice);
+  EXPECT_ALIKE(cuCtxPushCurrent_v2);
+  EXPECT_ALIKE(cuCtxPopCurrent_v2);
+  EXPECT_ALIKE(cuDevicePrimaryCtxRetain);
+  EXPECT_ALIKE(cuPointerGetAttribute);
+  EXPECT_ALIKE(cuStreamIsCapturing);
+  EXPECT_ALIKE(cuThreadExchangeStreamCaptureMode);
+  EXPECT_ALIKE(cuLibraryLoadData);
+  EXPECT_ALIKE(cuLibraryUnload);
+  EXPECT_ALIKE(cuLibraryGetKernel);
+  EXPECT_ALIKE(cuKernelGetAttribute);
+  EXPECT_ALIKE(cuKernelSetAttribute);
+  EXPECT_ALIKE(cuLaunchKernel);
+  // Each field of Driver is one pointer: with a new one the list above needs another line.
+  EXPECT_EQ(sizeof(Driver), sizeof(void*) * (1 + 22)) << "a function of Driver is not compared";
+}
+
+TEST(CudaHeader, TheComparisonFindsWhatDiffers) {
+  EXPECT_FALSE((Alike<int (*)(int), int (*)(int, int)>::value));
+  EXPECT_FALSE((Alike<int (*)(int, long long), int (*)(int, int)>::value));
+  EXPECT_FALSE((Alike<int (*)(void*), int (*)(unsigned long long)>::value));
+  EXPECT_FALSE((Alike<long long (*)(int), int (*)(int)>::value));
+  EXPECT_TRUE((Alike<int (*)(char*, unsigned), CUresult (*)(void*, int)>::value));
+}
+
+TEST(CudaHeader, NumbersAreTheEnumerators) {
+  EXPECT_EQ(not_found, CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(attribute_multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  EXPECT_EQ(attribute_major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+  EXPECT_EQ(attribute_minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  EXPECT_EQ(attribute_shared_optin, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  EXPECT_EQ(function_shared_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+  EXPECT_EQ(function_local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+  EXPECT_EQ(function_registers, CU_FUNC_ATTRIBUTE_NUM_REGS);
+  EXPECT_EQ(function_max_dynamic_shared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+  EXPECT_EQ(capture_relaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+  EXPECT_EQ(pointer_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+}
+
+}  // namespace
+}  // namespace tessera::cuda
+#else
+TEST(CudaHeader, IsNotHere) {
+  GTEST_SKIP() << "no cuda.h; -DTESSERA_CUDA_INCLUDE=FOLDER names its folder";
+}
+#endif

@@ -1,0 +1,111 @@
+// What kernels are compiled for, in words and as source.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/code.h"
+
+namespace tessera::cuda {
+namespace {
+
+using rules::Float;
+using rules::ForwardSpec;
+
+constexpr ForwardSpec good = {
+    .dtype = Float::bf16, .dim = 128, .tile_rows = 128, .tile_keys = 64, .warps = 4, .stages = 2};
+
+// Specs that differ from `good` in one field.
+std::vector<ForwardSpec> neighbours() {
+  std::vector<ForwardSpec> all(6, good);
+  all[0].dtype = Float::f16;
+  all[1].dim = 64;
+  all[2].tile_rows = 256;
+  all[3].tile_keys = 32;
+  all[4].warps = 8;
+  all[5].stages = 3;
+  return all;
+}
+
+std::vector<std::string> field_names() {
+  std::vector<std::string> names;
+  ForwardSpec spec = good;
+  rules::visit_fields(spec, [&](const char* name, auto&) { names.push_back(name); });
+  return names;
+}
+
+TEST(Spec, WhatShipsIsLegalAndNoneShipsTwice) {
+  std::set<std::string> texts;
+  for (const ForwardSpec& spec : shipped_forward()) {
+    EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
+    EXPECT_TRUE(texts.insert(code_of(spec).text).second) << code_of(spec).text;
+  }
+  EXPECT_FALSE(texts.empty());
+}
+
+TEST(Spec, TextAndSourceNameEveryField) {
+  EXPECT_EQ(field_names(), (std::vector<std::string>{"dtype", "dim", "tile_rows", "tile_keys", "warps", "stages"}));
+  const Code code = code_of(good);
+  EXPECT_EQ(code.text, "forward dtype=bf16 dim=128 tile_rows=128 tile_keys=64 warps=4 stages=2");
+  EXPECT_NE(
+      code.source.find("#define TESSERA_SPEC {.dtype = tessera::rules::Float::bf16, .dim = 128, .tile_rows = 128, "
+                       ".tile_keys = 64, .warps = 4, .stages = 2, }\n"),
+      std::string::npos)
+      << code.source;
+  EXPECT_EQ(code.threads, 128);
+  EXPECT_EQ(code.shared_bytes, 2 * 128 * (128 + 2 * 2 * 64) + 20 * 128 + 256);
+}
+
+TEST(Spec, DifferentSpecsNeverHaveEqualText) {
+  std::set<std::string> texts = {code_of(good).text}, sources = {code_of(good).source};
+  for (const ForwardSpec& spec : neighbours()) {
+    EXPECT_NE(spec, good);
+    EXPECT_TRUE(texts.insert(code_of(spec).text).second) << code_of(spec).text;
+    EXPECT_TRUE(sources.insert(code_of(spec).source).second) << code_of(spec).source;
+  }
+  EXPECT_EQ(texts.size(), field_names().size() + 1) << "a field has no neighbour in this test";
+}
+
+// A rule broken at a time. Each of these would not compile, or would leave rows or keys out.
+TEST(Spec, LegalRefusesWhatCannotBe) {
+  EXPECT_TRUE(rules::legal(good));
+  const auto bad = [](const char* why, auto change) {
+    ForwardSpec spec = good;
+    change(spec);
+    EXPECT_FALSE(rules::legal(spec)) << why << ": " << code_of(spec).text;
+  };
+  bad("no dim", [](ForwardSpec& s) { s.dim = 0; });
+  bad("a dim below zero", [](ForwardSpec& s) { s.dim = -64; });
+  bad("a dim that is no multiple of eight chunks", [](ForwardSpec& s) { s.dim = 96; });
+  bad("a dim that the registers cannot hold", [](ForwardSpec& s) { s.dim = 512; });
+  bad("no rows", [](ForwardSpec& s) { s.tile_rows = 0; });
+  bad("rows that are no blocks of 16 for each warp", [](ForwardSpec& s) { s.tile_rows = 96; });
+  bad("too many rows", [](ForwardSpec& s) { s.tile_rows = 1024; });
+  bad("no keys", [](ForwardSpec& s) { s.tile_keys = 0; });
+  bad("keys that are no multiple of 16", [](ForwardSpec& s) { s.tile_keys = 40; });
+  bad("too many keys", [](ForwardSpec& s) { s.tile_keys = 512; });
+  bad("no warps", [](ForwardSpec& s) { s.warps = 0; });
+  bad("too many warps", [](ForwardSpec& s) { s.warps = 32, s.tile_rows = 512; });
+  bad("threads that do not divide into rows", [](ForwardSpec& s) { s.warps = 2, s.dim = 192; });
+  bad("one stage, which is read while it is written", [](ForwardSpec& s) { s.stages = 1; });
+  bad("too many stages", [](ForwardSpec& s) { s.stages = 9; });
+  // The kernel tests keys in words of 32 (src/device/portable/forward.h): a half word would be left untested.
+  bad("keys that are no multiple of 32", [](ForwardSpec& s) { s.tile_keys = 48; });
+  bad("fewer keys than a word", [](ForwardSpec& s) { s.tile_keys = 16; });
+}
+
+// What a hint may ask for is refused here or compiles; the last stage of shared memory must hold the kernel's own.
+TEST(Spec, SharedMemoryGrowsWithWhatIsInIt) {
+  const auto more = [](auto change) {
+    ForwardSpec spec = good;
+    change(spec);
+    return rules::shared_bytes(spec) - rules::shared_bytes(good);
+  };
+  EXPECT_EQ(more([](ForwardSpec& s) { s.stages = 3; }), 2 * 64 * 128 * 2);               // one tile of k, one of v
+  EXPECT_EQ(more([](ForwardSpec& s) { s.tile_keys = 128; }), 2 * 2 * 64 * 128 * 2);      // 64 keys more, of each stage
+  EXPECT_EQ(more([](ForwardSpec& s) { s.tile_rows = 256; }), 128 * 128 * 2 + 128 * 20);  // q, and what a row keeps
+}
+
+}  // namespace
+}  // namespace tessera::cuda
