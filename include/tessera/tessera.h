@@ -209,7 +209,7 @@ typedef struct tessera_problem {
   int64_t rows_new;  /* rows of packed k_new, v_new in all; 0 if not packed */
   int64_t dim;       /* D of q and k */
   int64_t dim_v;     /* Dv of v and out */
-  int64_t alignment; /* bytes to which every pointer is promised to be aligned; 0 means 16 */
+  int64_t alignment; /* bytes to which every pointer but int32 and bool lists is promised to be aligned; 0 means 16 */
   tessera_mask mask;
   tessera_cache cache;
   tessera_operand operand[TESSERA_NAME_CAPACITY]; /* by tessera_name */
@@ -353,10 +353,12 @@ typedef enum tessera_status {
   TESSERA_STATUS_TARGET = 16   /* two new tokens for one slot */
 } tessera_status;
 TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
-/* Allocates nothing (reference kernels aside), reads and writes only what is bound. `stream` is NULL on a CPU, and on a
- * GPU the CUstream or cudaStream_t (NULL: the default one); the run is queued there, never waits, and may be captured in
- * a graph. It uses the GPU that holds q: this thread's current context if it is of that GPU, else its primary context. Malformed metadata (cu_seqlens that start above 0 or decrease, a length over its bound, a page id that does
- * not exist ...) is TESSERA_INVALID, and nothing but TESSERA_STATUS is written. */
+/* Reads and writes only what is bound, and allocates nothing (reference kernels aside; a GPU's first run loads code).
+ * On a CPU `stream` is NULL, and malformed metadata (cu_seqlens that start above 0 or decrease, a length over its bound, a
+ * page id that does not exist ...) is TESSERA_INVALID: nothing but TESSERA_STATUS is written. On a GPU `stream` is the
+ * CUstream or cudaStream_t (NULL: the default one); the run is queued there, never waits, and may be captured in a graph;
+ * what is malformed is noted in TESSERA_STATUS and left out. It uses the GPU that holds q: this thread's current context if
+ * it is of that GPU, else its primary context. */
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
 

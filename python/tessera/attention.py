@@ -32,6 +32,7 @@ def attention(
     max_len_k: int | None = None,
     seqused_q: Array | None = None,
     seqused_k: Array | None = None,
+    status: Array | None = None,
     out: Array | None = None,
     out_dtype: str | None = None,
     return_lse: bool = False,
@@ -53,6 +54,8 @@ def attention(
     * cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), makes q, or k and v, packed: no batch axis, sequence b in rows cu[b] to
       cu[b + 1]. max_len_q, max_len_k: bounds of a packed sequence's length; less memory and better plans if given.
     * seqused_q, seqused_k: int32 (B,), the rows used of each sequence. Rows beyond return 0 and lse -inf.
+    * status: int32 (1,), to which a run adds what was unsound in these lengths. On a CPU that is a ValueError besides; a GPU,
+      which alone knows them, leaves such a sequence out: its rows of the result hold nothing.
     * bias: float, 4 dimensions that broadcast to (B, Hq, Sq, Sk), added to the scores; -inf excludes.
     * slopes: (Hq,) or (B, Hq), ALiBi: score -= slope * |p - j|. sinks: (Hq,). float32, of float64 float64.
 
@@ -96,7 +99,7 @@ def attention(
         threads,
         workspace_limit,
     )
-    arrays = (q, k, v, bias, slopes, sinks, *masks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, out)
+    arrays = (q, k, v, bias, slopes, sinks, *masks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, status, out)
     try:
         return (runners.get(type(q)) or runner_of(q))(key, seed, offset, arrays)
     except (TypeError, AttributeError) as error:

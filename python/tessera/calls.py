@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import _tessera
 from .mask import ARRAYS, Mask
-from .problem import BACKWARD, DTYPES, FORWARD, LAYOUTS, NAMES, Array, Bounds, Form, Wish, build, device_of
+from .problem import BACKWARD, CPU, DTYPES, FORWARD, LAYOUTS, NAMES, Array, Bounds, Form, Wish, build, device_of
 
 INPUTS = (
     "q", "k", "v", "bias", "slopes", "sinks", *ARRAYS, "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k",
@@ -176,8 +176,13 @@ def accumulation(dtype: int) -> int:
     return DTYPES["f64"] if dtype == DTYPES["f64"] else DTYPES["f32"]
 
 
-def plan_of(problem: Any, options: Any, home: Array) -> _tessera.Plan:
-    """The plan for arrays that are where `home` is."""
+def plan_of(problem: Any, options: Any, like: Any, home: Array) -> _tessera.Plan:
+    """The plan for arrays of `like`'s library, on its device."""
+    if home.device != CPU and not is_torch(like):
+        raise NotImplementedError(
+            f"a {type(like).__name__} is on {device_of(home)}; on a GPU Tessera takes torch tensors, whose memory and "
+            f"stream it uses. Pass torch.from_dlpack of it."
+        )
     options = getattr(options, "options", options)
     limit = -1 if options.workspace_limit is None else options.workspace_limit
     return _tessera.Plan(problem, device_of(home), options.kernels, options.threads, limit)
@@ -218,7 +223,7 @@ def planned(problem_of: Callable[..., Any], options: Any, names: tuple[str, ...]
                 return wish
             return NAMES[wish.name], *empty(like, _tessera.DTYPES[wish.dtype], shapes[wish.name])
 
-        return plan_of(problem, options, next(iter(known.values()))), tuple(map(output, returned))
+        return plan_of(problem, options, like, next(iter(known.values()))), tuple(map(output, returned))
 
     return make
 
@@ -276,7 +281,7 @@ def forward_problem(options: Options, given: dict[str, Any], described: dict[str
     wishes = tuple(w for w in (out, lse, max_score) if w)
     form = form_of(options.layout, described)
     bounds = Bounds(options.max_len_q, options.max_len_k)
-    problem, shapes = build(FORWARD, words(options), form, given, described, wishes, bounds, written=("out",))
+    problem, shapes = build(FORWARD, words(options), form, given, described, wishes, bounds, written=("status", "out"))
     return problem, shapes, (out or FORWARD_NAMES.index("out"), lse, ..., *((max_score,) if max_score else ()))
 
 
@@ -288,7 +293,7 @@ def check_out(options: Any, described: dict[str, Array]) -> None:
         )
 
 
-FORWARD_NAMES = (*INPUTS, "out")
+FORWARD_NAMES = (*INPUTS, "status", "out")
 
 
 def forward_caller(key: tuple) -> Callable[..., Any]:

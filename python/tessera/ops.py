@@ -66,12 +66,13 @@ def options_of(text: str, scale: Any, softcap: Any, dropout: float, threads: int
 
 def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
     """(out, lse, plan) as the eager path, and max_score if asked for; the plan is None: it is made when the graph runs."""
-    if arrays[-1] is not None:
-        raise NotImplementedError("out cannot be given while torch.compile traces; leave it out.")
+    for name, array in zip(("status", "out"), arrays[-2:]):
+        if array is not None:
+            raise NotImplementedError(f"{name} cannot be given while torch.compile traces; leave it out.")
     mask, scale, softcap, dropout, layout, len_q, len_k, out_dtype, _, max_score, *modes, kernels, threads, limit = key
     text = spell((mask, None, None, 0.0, layout, None, None, out_dtype, True, max_score, *modes, kernels, 0, limit))
     made = torch.ops.tessera.attention(
-        *arrays[:-1], text, scale, softcap, dropout, threads, len_q, len_k, seed, offset
+        *arrays[: len(INPUTS)], text, scale, softcap, dropout, threads, len_q, len_k, seed, offset
     )
     lse = made[1] if key[LSE] else None
     return ResultWithMax(made[0], lse, None, made[2]) if key[LSE + 1] else Result(made[0], lse, None)
@@ -80,7 +81,7 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
 def _attention(*given: Any) -> tuple:
     arrays, (text, *numbers, seed, offset) = given[: len(INPUTS)], given[len(INPUTS) :]
     options = options_of(text, *numbers)
-    made = forward_caller(options)((*arrays, None), seed, offset, stream_of(arrays[0]))
+    made = forward_caller(options)((*arrays, None, None), seed, offset, stream_of(arrays[0]))
     if tracing._open:
         tracing.record("attention (compiled)", made[2])
     return made[0], made[1], made[3] if options.max_score else made[0].new_empty(0)

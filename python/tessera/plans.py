@@ -148,6 +148,6 @@ def plan(
             described[wish.name] = Array(
                 wish.dtype, q_.device, q_.device_id, shape, dense_strides(shape), False, q_.alignment
             )
-    return Plan(plan_of(problem, settings, described["q"]), described)
+    return Plan(plan_of(problem, settings, q, described["q"]), described)
 
 

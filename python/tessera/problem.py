@@ -240,7 +240,8 @@ def build(
     if problem.corner == CORNER_UNSET and ("slopes" in described or "cos" in described):
         problem.corner = BOTTOM_RIGHT  # Python's default, as that of lines
     problem.pass_ = pass_
-    problem.alignment = min(a.alignment for a in described.values())
+    # Lists of lengths need no more than their own four bytes.
+    problem.alignment = min(a.alignment for a in described.values() if a.dtype not in (DTYPES["i32"], DTYPES["bool"]))
     problem.batch, problem.dim, problem.dim_v = sizes["b"], sizes["d"], sizes["v"]
     problem.heads_kv = sizes["h"]
     problem.heads_q = sizes["H"] if pass_ != APPEND else sizes["h"]

@@ -62,7 +62,7 @@ def dispatched(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
 
 
 def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
-    """arrays: INPUTS and out."""
+    """arrays: INPUTS, status and out."""
     if is_compiling():
         return dispatched(key, seed, offset, arrays)
     q, k, v, bias, slopes, sinks = arrays[:6]
@@ -79,11 +79,15 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
     ):
         if arrays[-1] is not None:
             raise ValueError("out is given, but arrays require gradients; take the result that is returned instead.")
+        if q.is_cuda:
+            raise NotImplementedError(
+                "arrays on a GPU require gradients; no GPU kernel computes them yet. Call it under torch.no_grad()."
+            )
         made = Attention.apply((key, seed, offset, arrays), q, k, v, bias, slopes, sinks)
         return Result(*made) if len(made) == 3 else ResultWithMax(*made)
     made = (callers.get(key) or forward_caller(key))(arrays, seed, offset, None if q.is_cpu else stream_of(q))
-    if arrays[-1] is not None:
-        written(arrays[-1:])
+    if arrays[-1] is not None or arrays[-2] is not None:
+        written(arrays[-2:])
     if tracing._open:
         tracing.record("attention", made[2])
     return made
@@ -112,7 +116,7 @@ def refuse_second() -> None:
         raise NotImplementedError("second derivatives (create_graph=True) are asked for; the backward pass has none.")
 
 
-NOTHING_ELSE = (None,) * (len(INPUTS) + 1 - 3)  # beside q, k and v: what is absent need not be kept
+NOTHING_ELSE = (None,) * (len(INPUTS) - 3)  # beside q, k and v: what is absent need not be kept
 with_lse: dict[tuple, Any] = {}  # the forward call of a key that also returns lse, which backward needs
 
 
@@ -133,10 +137,10 @@ class Attention(torch.autograd.Function):
         made = (with_lse.get(key) or forward_with_lse(key))(arrays, seed, offset, stream)
         if tracing._open:
             tracing.record("attention", made[2])
-        if arrays[3:] == NOTHING_ELSE:
+        if arrays[3 : len(INPUTS)] == NOTHING_ELSE:
             ctx.save_for_backward(*arrays[:3], made[0], made[1])
         else:
-            ctx.save_for_backward(*arrays[:-1], made[0], made[1])
+            ctx.save_for_backward(*arrays[: len(INPUTS)], made[0], made[1])
         ctx.call = key, seed, offset
         ctx.set_materialize_grads(False)
         out, lse, plan, *max_score = made
@@ -149,7 +153,7 @@ class Attention(torch.autograd.Function):
         refuse_second()
         saved = ctx.saved_tensors
         if len(saved) == 5:
-            saved = (*saved[:3], *NOTHING_ELSE[1:], *saved[3:])
+            saved = (*saved[:3], *NOTHING_ELSE, *saved[3:])
         key, seed, offset = ctx.call
         return (None, *backward(key, seed, offset, saved, dout, dlse, ctx.needs_input_grad[1:]))
 

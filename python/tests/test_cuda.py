@@ -153,6 +153,31 @@ def test_runs_where_the_tensors_are():
     assert torch.cuda.current_device() == 0
 
 
+def test_unsound_lengths_are_noted_and_left_out():
+    """Of cu_seqlens and seqused: the status word says so, the neighbours' rows are as ever."""
+    q = torch.randn(200, 2, 64, device="cuda", dtype=torch.bfloat16)
+    ints = lambda *n: torch.tensor(n, device="cuda", dtype=torch.int32)  # noqa: E731
+    sound = ints(0, 60, 130, 200)
+    expected = tessera.attention(q, q, q, mask="causal", cu_seqlens_q=sound, cu_seqlens_k=sound).out
+    for cu, used in (
+        (ints(0, 60, 130, 201), None),  # past the rows
+        (ints(0, 60, 50, 200), None),  # decreasing; the third sequence is longer than the bound
+        (sound, ints(60, 71, 70)),
+        (sound, ints(60, -1, 70)),
+    ):
+        status = ints(0)
+        out = torch.full_like(q, 7)
+        tessera.attention(
+            q, q, q, mask="causal", cu_seqlens_q=cu, cu_seqlens_k=cu, max_len_q=70, max_len_k=70, seqused_k=used,
+            status=status, out=out,
+        )  # fmt: skip
+        assert status.item() == 1
+        assert torch.equal(out[:60], expected[:60])
+    status = ints(0)
+    tessera.attention(q, q, q, cu_seqlens_q=sound, cu_seqlens_k=sound, status=status)
+    assert status.item() == 0
+
+
 def test_what_it_does_not_answer_it_says():
     q, k, v = tensors()
     with pytest.raises(NotImplementedError, match="softcap"):
@@ -168,8 +193,8 @@ def test_what_it_does_not_answer_it_says():
         tessera.attention(torch.zeros(*q.shape[:3], 65, device="cuda", dtype=q.dtype)[..., :64], k, v)
     with pytest.raises(ValueError, match="all arrays of a call are on one"):
         tessera.attention(q, k.cpu(), v)
-    with pytest.raises(NotImplementedError, match="forward only"):
-        tessera.attention(q.requires_grad_(), k, v).out.sum().backward()
+    with pytest.raises(NotImplementedError, match="require gradients"):
+        tessera.attention(q.requires_grad_(), k, v)
     with pytest.raises(NotImplementedError):
         tessera.merge([q.detach()], [torch.zeros(2, 4, 130, device="cuda")])
 

@@ -217,7 +217,7 @@ void check_runs_here(const tessera_plan* plan, const void* stream) {
   require_given(plan, "plan");
   static const core::Device host = core::find_device("host");
   const core::Device& device = plan->plan.device;
-  if (device.kind == TESSERA_GPU) return;  // whose run knows what is here
+  if (device.kind == TESSERA_GPU) return;  // its run checks the device itself
   require(device.isa <= host.isa,
           "the plan was made for device {} with {}; this processor has {}. Make it for device \"host\".", device.name,
           core::isa_text(device.isa), core::isa_text(host.isa));
@@ -427,7 +427,7 @@ int32_t tessera_plan_make(const tessera_problem* problem, const tessera_device* 
   if (plan) *plan = nullptr;
   return guarded(error, [&] {
     require_given(plan, "plan");
-    static api::PlanCache cache;
+    static api::PlanCache& cache = *new api::PlanCache;  // threads may plan while the process ends
     const core::Problem p = read_problem(problem);
     const core::Device d = read_device(device);
     const core::Hints h = read_hints(hints);

@@ -23,7 +23,7 @@ class PlanCache {
   template <class Make>
   std::shared_ptr<const MadePlan> get(const core::Problem& p, const core::Device& device, const core::Hints& hints,
                                       Make&& make) {
-    Entry& entry = entries_[hash(p, device) % entries_.size()];
+    Entry& entry = entries_[hash(p, device, hints) % entries_.size()];
     {
       const std::lock_guard lock(mutex_);
       if (entry.made && entry.is(p, device, hints)) return entry.made;
@@ -51,9 +51,9 @@ class PlanCache {
     }
   };
 
-  // Of the sizes and of the operands that are there: multiply and rotate, eight bytes at a time.
-  static uint64_t hash(const core::Problem& p, const core::Device& device) {
-    uint64_t h = static_cast<uint64_t>(device.kind) + static_cast<uint64_t>(device.sm_arch) * 31;
+  // Of the sizes, the wishes and the operands that are there: multiply and rotate, eight bytes at a time.
+  static uint64_t hash(const core::Problem& p, const core::Device& device, const core::Hints& hints) {
+    uint64_t h = static_cast<uint64_t>(device.kind + 31 * device.sm_arch + 961 * device.threads);
     const auto mix = [&h](const void* from, size_t bytes) {
       for (size_t n = 0; n + 8 <= bytes; n += 8) {
         uint64_t word;
@@ -63,6 +63,8 @@ class PlanCache {
       }
     };
     mix(&p, offsetof(core::Problem, operand));
+    const int64_t wishes[] = {hints.threads, hints.tile_rows, hints.tile_keys, hints.workspace_limit};
+    mix(wishes, sizeof wishes);
     for (int name = 0; name < TESSERA_NAMES; ++name)
       if (core::has(p, name)) mix(&p.operand[name], sizeof p.operand[name]);
     return h;

@@ -86,16 +86,17 @@ const char* known_device(int index) {
   return index <= n_cpus + n_gpus ? gpus[index - 1 - n_cpus].name : nullptr;
 }
 
-// "NVIDIA GeForce RTX 4090" is the rtx4090, "NVIDIA L40" is not the l4.
+// "NVIDIA GeForce RTX 4090" is the rtx4090 and "NVIDIA A100-SXM4-80GB" the a100; an L40 is not the l4 nor a GH200 the
+// h200, and what has fewer multiprocessors is another chip.
 void fill_rates(Device& device) {
-  std::string name;
+  std::string words = " ";
   for (const char c : std::string_view(device.name))
-    if (c != ' ') name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    words += c == '-' ? ' ' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  words += ' ';
+  if (const size_t at = words.find("rtx "); at != std::string::npos) words.erase(at + 3, 1);
   for (const GpuRow& row : gpus) {
-    const size_t at = name.find(row.name), end = at + std::strlen(row.name);
-    const bool whole =
-        at != std::string::npos && !(end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])));
-    if (whole && row.sm_arch == device.sm_arch) set_rates(device, row);
+    const bool named = words.find(fmt::format(" {} ", row.name)) != std::string::npos;
+    if (named && row.sm_arch == device.sm_arch && row.sms == device.sms) set_rates(device, row);
   }
 }
 

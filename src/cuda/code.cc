@@ -23,7 +23,7 @@ struct Print {
   }
 };
 
-// Measured on h200 (docs/gpu/RESULTS.md).
+// 32 rows a warp: each key is read from shared memory for two blocks of 16. Larger tiles spill (docs/gpu/RESULTS.md).
 constexpr rules::ForwardSpec shipped[] = {
     {rules::Float::bf16, 128, 128, 64, 4, 2},
     {rules::Float::f16, 128, 128, 64, 4, 2},

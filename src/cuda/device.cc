@@ -58,8 +58,10 @@ const core::Device& device_at(const Driver& driver, Ordinal ordinal) {
 
 OnDevice::OnDevice(const Driver& driver, const void* pointer, const char* what) : driver_(driver) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const Result asked = driver.cuPointerGetAttribute(&ordinal_, pointer_device, address);
+  if (asked != invalid_value) require_ok(driver, asked, "asking which GPU holds it");
   // Below 0 are CU_DEVICE_CPU and CU_DEVICE_INVALID: memory that the driver knows and no GPU holds.
-  core::require(driver.cuPointerGetAttribute(&ordinal_, pointer_device, address) == 0 && ordinal_ >= 0,
+  core::require(asked == 0 && ordinal_ >= 0,
                 "{} is at address {:#x}, which is no memory of a GPU. Bind device memory, or plan for \"host\".", what,
                 address);
   Ordinal current = -1;

@@ -38,11 +38,9 @@ Opened open() {
   if (!find(library, #name, d.name)) missing = #name;
   TESSERA_FIND(cuGetErrorString)
   TESSERA_FIND(cuDeviceGetCount)
-  TESSERA_FIND(cuDeviceGet)
   TESSERA_FIND(cuDeviceGetName)
   TESSERA_FIND(cuDeviceGetAttribute)
   TESSERA_FIND(cuDeviceTotalMem_v2)
-  TESSERA_FIND(cuCtxGetCurrent)
   TESSERA_FIND(cuCtxGetDevice)
   TESSERA_FIND(cuCtxPushCurrent_v2)
   TESSERA_FIND(cuCtxPopCurrent_v2)
@@ -53,7 +51,6 @@ Opened open() {
   TESSERA_FIND(cuLibraryLoadData)
   TESSERA_FIND(cuLibraryUnload)
   TESSERA_FIND(cuLibraryGetKernel)
-  TESSERA_FIND(cuKernelGetAttribute)
   TESSERA_FIND(cuKernelSetAttribute)
   TESSERA_FIND(cuLaunchKernel)
 #undef TESSERA_FIND

@@ -16,11 +16,10 @@ using Function = struct CUkern_st*;  // a CUkernel, which cuLaunchKernel takes f
 using Attribute = int;
 
 // CUresult, CUdevice_attribute, CUfunction_attribute, CUstreamCaptureStatus: those that are used.
-inline constexpr Result not_found = 500;
+inline constexpr Result invalid_value = 1;
 inline constexpr Attribute attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76,
                            attribute_shared_optin = 97;
-inline constexpr Attribute function_shared_bytes = 1, function_local_bytes = 3, function_registers = 4,
-                           function_max_dynamic_shared = 8;
+inline constexpr Attribute function_max_dynamic_shared = 8;
 inline constexpr int capture_relaxed = 2;  // CUstreamCaptureMode
 inline constexpr int pointer_device = 9;   // CUpointer_attribute
 
@@ -31,11 +30,9 @@ struct Driver {
   Result (*cuDriverGetVersion)(int*) = nullptr;
   Result (*cuGetErrorString)(Result, const char**) = nullptr;
   Result (*cuDeviceGetCount)(int*) = nullptr;
-  Result (*cuDeviceGet)(Ordinal*, int) = nullptr;
   Result (*cuDeviceGetName)(char*, int, Ordinal) = nullptr;
   Result (*cuDeviceGetAttribute)(int*, Attribute, Ordinal) = nullptr;
   Result (*cuDeviceTotalMem_v2)(size_t*, Ordinal) = nullptr;
-  Result (*cuCtxGetCurrent)(Context*) = nullptr;
   Result (*cuCtxGetDevice)(Ordinal*) = nullptr;
   Result (*cuCtxPushCurrent_v2)(Context) = nullptr;
   Result (*cuCtxPopCurrent_v2)(Context*) = nullptr;
@@ -46,7 +43,6 @@ struct Driver {
   Result (*cuLibraryLoadData)(Library*, const void*, int*, void**, unsigned, int*, void**, unsigned) = nullptr;
   Result (*cuLibraryUnload)(Library) = nullptr;
   Result (*cuLibraryGetKernel)(Function*, Library, const char*) = nullptr;
-  Result (*cuKernelGetAttribute)(int*, Attribute, Function, Ordinal) = nullptr;
   Result (*cuKernelSetAttribute)(Attribute, int, Function, Ordinal) = nullptr;
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                            void**, void**) = nullptr;

@@ -22,21 +22,14 @@ using rules::ForwardSpec;
 
 static_assert(rules::unsound_length == TESSERA_STATUS_LENGTH);
 
-struct Tile {
-  int dim, rows, keys, warps, stages;
-  const char* why;
-};
-constexpr Tile tiles[] = {
-    {64, 128, 64, 4, 2, "keeps three or four warps a scheduler busy"},
-    {128, 128, 64, 4, 2, "32 rows a warp: each key is read from shared memory for two blocks of 16"},
-};
-const Tile* tile_for(int64_t dim) {
-  const auto found = std::find_if(std::begin(tiles), std::end(tiles), [&](const Tile& t) { return t.dim == dim; });
-  return found == std::end(tiles) ? nullptr : found;
-}
-
 rules::Float float_of(const Problem& p) {
   return core::data_dtype(p) == TESSERA_BF16 ? rules::Float::bf16 : rules::Float::f16;
+}
+// What ships for this dtype and dim; nullptr: nothing.
+const ForwardSpec* shipped_for(const Problem& p) {
+  for (const ForwardSpec& spec : shipped_forward())
+    if (spec.dtype == float_of(p) && spec.dim == p.dim) return &spec;
+  return nullptr;
 }
 double scale_of(const Problem& p) {
   return p.has_scale ? p.scale : 1 / std::sqrt(static_cast<double>(p.dim));
@@ -53,8 +46,7 @@ int64_t blocks_of(const Problem& p, int tile_rows) {
 
 // Under a hint other tiles than the shipped, if such a kernel can be; they are compiled at first use.
 ForwardSpec spec_for(const Problem& p, const Device& device, const core::Hints& hints) {
-  const Tile& t = *tile_for(p.dim);
-  const ForwardSpec shipped = {float_of(p), t.dim, t.rows, t.keys, t.warps, t.stages};
+  const ForwardSpec shipped = *shipped_for(p);
   ForwardSpec wished = shipped;
   if (hints.tile_rows) wished.tile_rows = hints.tile_rows;
   if (hints.tile_keys) wished.tile_keys = hints.tile_keys;
@@ -106,7 +98,7 @@ std::string refuse(const Problem& p, const Device& device) {
     if (core::operand(p, name).dtype != dtype)
       return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,
                          rules::dtype_rows[core::operand(p, name).dtype].text);
-  if (p.dim != p.dim_v || !tile_for(p.dim))
+  if (p.dim != p.dim_v || !shipped_for(p))
     return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128", p.dim, p.dim_v);
   if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
   if (p.cache.rotary_dim) return "it rotates nothing";
@@ -120,11 +112,10 @@ std::string refuse(const Problem& p, const Device& device) {
   if (rules::hulls_have_gaps(core::band_mask(p, 0, 0)))
     return "the window lies off the diagonal; some keys inside a tile may be seen by no row";
   if (std::max({p.len_q, p.len_k}) > longest) return fmt::format("a sequence is longer than {}", longest);
-  const Tile& tile = *tile_for(p.dim);
-  if (const int64_t blocks = blocks_of(p, tile.rows); blocks > most_blocks)
+  const ForwardSpec& spec = *shipped_for(p);
+  if (const int64_t blocks = blocks_of(p, spec.tile_rows); blocks > most_blocks)
     return fmt::format("it would take {} blocks; a launch has at most {}", blocks, most_blocks);
-  const int needs =
-      rules::shared_bytes(ForwardSpec{float_of(p), tile.dim, tile.rows, tile.keys, tile.warps, tile.stages});
+  const int needs = rules::shared_bytes(spec);
   if (device.shared_per_block < needs)
     return fmt::format("a block needs {} bytes of shared memory, device {} has {}", needs, device.name,
                        device.shared_per_block);
@@ -135,6 +126,7 @@ void fill(Plan& plan, const core::Hints& hints) {
   const Problem& p = plan.problem;
   const ForwardSpec spec = spec_for(p, plan.device, hints);
   const Loaded& kernel = Loaded::of(spec);
+  plan.threads = 1;
   plan.tile_rows = spec.tile_rows;
   plan.tile_keys = spec.tile_keys;
   core::Step step = {.name = "attend",
@@ -168,6 +160,7 @@ int section_of(const Problem& p) {
 ForwardParams params_of(const Plan& plan, const core::Bindings& bound) {
   const Problem& p = plan.problem;
   const auto list = [&](int name) { return core::has(p, name) ? static_cast<const int*>(bound.data[name]) : nullptr; };
+  const bool f32 = core::operand(p, TESSERA_OUT).dtype == TESSERA_F32;
   const bool per_sequence = p.mask.corner == TESSERA_CORNER_AT && core::has(p, TESSERA_CORNER_OFFSETS);
   return {
       .q = bound.data[TESSERA_Q],
@@ -195,7 +188,9 @@ ForwardParams params_of(const Plan& plan, const core::Bindings& bound) {
       .section = section_of(p),
       .scale = static_cast<float>(scale_of(p)),
       .scale_log2 = static_cast<float>(scale_of(p) * M_LOG2E),
-      .out_is_f32 = core::operand(p, TESSERA_OUT).dtype == TESSERA_F32,
+      .slack =
+          f32 ? 0.0f : 8.0f,  // rounded to 16 bits, a weight of 2^8 costs a float32 result more than the contract has
+      .out_is_f32 = f32,
   };
 }
 

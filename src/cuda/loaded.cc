@@ -116,8 +116,12 @@ Function Loaded::load(Ordinal device, int arch, Stream stream) const {
       why = fmt::format("the kernel pack was made by NVRTC {}, whose code needs a driver of CUDA {}.0; this one is {}",
                         version_text(pack->compiler), pack->compiler / 1000, version_text(driver.version));
     else {
-      place.store(load_image(driver, *image, code_, device), std::memory_order_release);
-      return place;
+      try {
+        place.store(load_image(driver, *image, code_, device), std::memory_order_release);
+        return place;
+      } catch (const core::Error& error) {
+        why = error.what();
+      }
     }
   }
   try {
@@ -126,12 +130,6 @@ Function Loaded::load(Ordinal device, int arch, Stream stream) const {
   } catch (const core::Error& error) {
     throw core::Error(TESSERA_FAILED, fmt::format("{} cannot be had: {}; and here: {}", code_.text, why, error.what()));
   }
-}
-
-std::string origin_of(const std::string& code, int arch) {
-  const FoundPack& found = shipped_pack();
-  const Image* const image = found.pack ? image_for(*found.pack, code, arch) : nullptr;
-  return image ? "pack, " + text(image->target) : "compiled at first use";
 }
 
 }  // namespace tessera::cuda

@@ -41,7 +41,4 @@ class Loaded {
   mutable std::array<std::atomic<Function>, most_devices> functions_ = {};
 };
 
-// Where a kernel would come from on a device of `arch`, in words.
-std::string origin_of(const std::string& code, int arch);
-
 }  // namespace tessera::cuda

@@ -34,6 +34,7 @@ struct ForwardParams {
   int row_tiles;            // of the longest sequence
   int section;              // heads that run side by side, so that their K and V stay in the L2 cache
   float scale, scale_log2;  // > 0; scale * log2(e)
+  float slack;              // how far a weight may grow, as a power of 2, before sums are rescaled
   int out_is_f32;
 };
 

@@ -1,6 +1,6 @@
 // What a GPU kernel is compiled for. A spec is a template argument of its kernel; nothing else may influence the code.
-// Only independent choices are fields; what follows from them is computed in Traits. One `visit_fields` serves print,
-// parse and the source text, and does not compile if it forgets a field.
+// Only independent choices are fields; what follows from them is computed. One `visit_fields` serves the key, the words
+// and the source, and does not compile if it forgets a field.
 #pragma once
 #include "rules/base.h"
 
@@ -45,8 +45,7 @@ TESSERA_RULE int blocks_at_once(const ForwardSpec& s) {  // on a multiprocessor;
 // Can such a kernel be compiled at all, and is it right? Warps own blocks of 16 rows; all threads copy 8 rows or a
 // multiple at once; keys are masked 32 at a time.
 TESSERA_RULE bool legal(const ForwardSpec& s) {
-  if (s.dim <= 0 || s.dim > 256 || s.dim % 64 || s.warps <= 0 || s.warps > 16 || s.stages < 2 || s.stages > 8)
-    return false;
+  if ((s.dim != 64 && s.dim != 128) || s.warps <= 0 || s.warps > 16 || s.stages < 2 || s.stages > 8) return false;
   if (s.tile_rows <= 0 || s.tile_rows > 512 || s.tile_keys <= 0 || s.tile_keys > 256) return false;
   const int rows_at_once = 32 * s.warps * 8 / s.dim;
   return s.tile_rows % (16 * s.warps) == 0 && s.tile_keys % 32 == 0 && 32 * s.warps % s.dim == 0 &&

@@ -1,4 +1,5 @@
 #include "core/plan.h"
+#include "core/device.h"
 
 #include <cstring>
 
@@ -336,4 +337,24 @@ TEST(Bindings, LengthsAreChecked) {
 }
 
 }  // namespace
+TEST(Devices, RatesAreThoseOfTheNameAndNoOther) {
+  const auto rate = [](const char* name, int sm_arch, int sms) {
+    Device d = {};
+    std::snprintf(d.name, sizeof d.name, "%s", name);
+    d.sm_arch = sm_arch;
+    d.sms = sms;
+    fill_rates(d);
+    return d.flops_16;
+  };
+  EXPECT_EQ(rate("NVIDIA H200", 90, 132), find_device("h200").flops_16);
+  EXPECT_EQ(rate("NVIDIA H100 80GB HBM3", 90, 132), find_device("h100").flops_16);
+  EXPECT_EQ(rate("NVIDIA A100-SXM4-80GB", 80, 108), find_device("a100").flops_16);
+  EXPECT_EQ(rate("NVIDIA GeForce RTX 4090", 89, 128), find_device("rtx4090").flops_16);
+  EXPECT_EQ(rate("NVIDIA GeForce RTX 4090 Laptop GPU", 89, 76), 0);
+  EXPECT_EQ(rate("NVIDIA H100 PCIe", 90, 114), 0);
+  EXPECT_EQ(rate("NVIDIA GH200 480GB", 90, 132), 0);
+  EXPECT_EQ(rate("NVIDIA L40", 89, 58), 0);
+  EXPECT_EQ(rate("NVIDIA A10G", 86, 72), 0);
+}
+
 }  // namespace tessera::core

@@ -46,7 +46,8 @@ void check_lines(RandomLine&& random, uint64_t seed, int count) {
       if (testing::Test::HasFailure()) return;
     }
   }
-  EXPECT_LE(luck * 100, runs) << "more bad luck than luck explains";
+  // One may be bad luck in any number of runs; sanitized builds make few.
+  EXPECT_LE(luck, std::max(1, runs / 100)) << "more bad luck than luck explains";
   std::printf("%d runs judged, %d past the bound by luck\n", runs, luck);
 }
 

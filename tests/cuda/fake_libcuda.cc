@@ -38,9 +38,9 @@ namespace {
 using namespace tessera::cuda;
 using Address = unsigned long long;
 
-// CUresult and others: those that it gives.
-constexpr Result invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201,
+constexpr Result out_of_memory = 2, invalid_device = 101, invalid_context = 201, not_found = 500,
                  capture_unsupported = 900;
+// CUresult and others: those that it gives.
 constexpr Ordinal device_cpu = -1;
 constexpr int most_fakes = 64, default_shared_bytes = 48 << 10;
 
@@ -129,10 +129,6 @@ Result cuGetErrorString(Result result, const char** text) {
 Result cuDeviceGetCount(int* count) {
   *count = devices();
   return 0;
-}
-Result cuDeviceGet(Ordinal* device, int ordinal) {
-  *device = ordinal;
-  return ordinal >= 0 && ordinal < devices() ? 0 : invalid_device;
 }
 Result cuDeviceGetName(char* name, int length, Ordinal) {
   std::strncpy(name, facts().name.c_str(), static_cast<size_t>(length));
@@ -302,10 +298,6 @@ Result cuLibraryGetKernel(Function* function, Library library, const char* name)
   *function = &found->second;
   return 0;
 }
-Result cuKernelGetAttribute(int* value, Attribute, Function, Ordinal) {
-  *value = 0;
-  return 0;
-}
 Result cuKernelSetAttribute(Attribute attribute, int value, Function function, Ordinal device) {
   if (device < 0 || device >= devices()) return invalid_device;
   if (attribute != function_max_dynamic_shared || value > facts().shared_bytes) return invalid_value;
@@ -370,11 +362,9 @@ FAKE_IS_DECLARED(cuInit)
 FAKE_IS_DECLARED(cuDriverGetVersion)
 FAKE_IS_DECLARED(cuGetErrorString)
 FAKE_IS_DECLARED(cuDeviceGetCount)
-FAKE_IS_DECLARED(cuDeviceGet)
 FAKE_IS_DECLARED(cuDeviceGetName)
 FAKE_IS_DECLARED(cuDeviceGetAttribute)
 FAKE_IS_DECLARED(cuDeviceTotalMem_v2)
-FAKE_IS_DECLARED(cuCtxGetCurrent)
 FAKE_IS_DECLARED(cuCtxGetDevice)
 FAKE_IS_DECLARED(cuCtxPushCurrent_v2)
 FAKE_IS_DECLARED(cuCtxPopCurrent_v2)
@@ -385,6 +375,5 @@ FAKE_IS_DECLARED(cuThreadExchangeStreamCaptureMode)
 FAKE_IS_DECLARED(cuLibraryLoadData)
 FAKE_IS_DECLARED(cuLibraryUnload)
 FAKE_IS_DECLARED(cuLibraryGetKernel)
-FAKE_IS_DECLARED(cuKernelGetAttribute)
 FAKE_IS_DECLARED(cuKernelSetAttribute)
 FAKE_IS_DECLARED(cuLaunchKernel)

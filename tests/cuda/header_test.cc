@@ -37,11 +37,9 @@ TEST(CudaHeader, FunctionsTakeWhatTheyTakeThere) {
   EXPECT_ALIKE(cuDriverGetVersion);
   EXPECT_ALIKE(cuGetErrorString);
   EXPECT_ALIKE(cuDeviceGetCount);
-  EXPECT_ALIKE(cuDeviceGet);
   EXPECT_ALIKE(cuDeviceGetName);
   EXPECT_ALIKE(cuDeviceGetAttribute);
   EXPECT_ALIKE(cuDeviceTotalMem_v2);
-  EXPECT_ALIKE(cuCtxGetCurrent);
   EXPECT_ALIKE(cuCtxGetDevice);
   EXPECT_ALIKE(cuCtxPushCurrent_v2);
   EXPECT_ALIKE(cuCtxPopCurrent_v2);
@@ -52,11 +50,10 @@ TEST(CudaHeader, FunctionsTakeWhatTheyTakeThere) {
   EXPECT_ALIKE(cuLibraryLoadData);
   EXPECT_ALIKE(cuLibraryUnload);
   EXPECT_ALIKE(cuLibraryGetKernel);
-  EXPECT_ALIKE(cuKernelGetAttribute);
   EXPECT_ALIKE(cuKernelSetAttribute);
   EXPECT_ALIKE(cuLaunchKernel);
   // Each field of Driver is one pointer: with a new one the list above needs another line.
-  EXPECT_EQ(sizeof(Driver), sizeof(void*) * (1 + 22)) << "a function of Driver is not compared";
+  EXPECT_EQ(sizeof(Driver), sizeof(void*) * (1 + 19)) << "a function of Driver is not compared";
 }
 
 TEST(CudaHeader, TheComparisonFindsWhatDiffers) {
@@ -68,14 +65,11 @@ TEST(CudaHeader, TheComparisonFindsWhatDiffers) {
 }
 
 TEST(CudaHeader, NumbersAreTheEnumerators) {
-  EXPECT_EQ(not_found, CUDA_ERROR_NOT_FOUND);
+  EXPECT_EQ(invalid_value, CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(attribute_multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   EXPECT_EQ(attribute_major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
   EXPECT_EQ(attribute_minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   EXPECT_EQ(attribute_shared_optin, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-  EXPECT_EQ(function_shared_bytes, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
-  EXPECT_EQ(function_local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
-  EXPECT_EQ(function_registers, CU_FUNC_ATTRIBUTE_NUM_REGS);
   EXPECT_EQ(function_max_dynamic_shared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
   EXPECT_EQ(capture_relaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(pointer_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);

@@ -7,6 +7,6 @@ static_assert(sizeof(tessera::device::Shared<spec>) <= tessera::rules::shared_by
 
 extern "C" __global__ void __launch_bounds__(32 * spec.warps, tessera::rules::blocks_at_once(spec))
     tessera_forward(const __grid_constant__ tessera::rules::ForwardParams p) {
-  extern __shared__ char memory[];
+  extern __shared__ __align__(1024) char memory[];
   tessera::device::forward<spec>(p, *reinterpret_cast<tessera::device::Shared<spec>*>(memory));
 }

@@ -201,7 +201,7 @@ class WarpRows {
 
   // Weights are exp2(scale (score - reference)), so that the reference's own weight is 1 exactly: a single fused
   // multiply and add would round scale * reference, and a row of one key would not return v. A row's reference is its
-  // largest score so far, but follows it only once the weight would pass 2^8: sums are seldom rescaled.
+  // largest score so far, but follows it only once the weight would pass 2^slack: sums are seldom rescaled.
   TESSERA_DEVICE void follow_largest(const Scores& s) {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
@@ -215,7 +215,7 @@ class WarpRows {
         largest = fmaxf(largest, from_lane(largest, 2));
         float& reference = reference_of(b, half);
         const float grown = (largest - reference) * p_.scale_log2;
-        const bool follows = grown > 8;  // false where both are -inf
+        const bool follows = grown > p_.slack;  // false where both are -inf
         shrink[half] = follows ? exp2_fast(-grown) : 1;
         __syncwarp();
         if (follows && lane() % 4 == 0) reference = largest;
@@ -241,12 +241,13 @@ class WarpRows {
 
   // Sixteen keys at a time, so that one's exponentials run beside the products of the one before.
   TESSERA_DEVICE void multiply_values(const Scores& s, Address v) {
-    float references[blocks][2];
+    const float* const of_lane = shared_.reference + first() + lane() / 4;
+    float references[blocks][2], sums[blocks][2] = {};
 #pragma unroll
     for (int b = 0; b < blocks; ++b)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float reference = reference_of(b, half);
+        const float reference = of_lane[b * 16 + half * 8];
         references[b][half] = reference == minus_infinity ? 0 : reference;
       }
 #pragma unroll
@@ -256,8 +257,8 @@ class WarpRows {
       for (int b = 0; b < blocks; ++b)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          weight[b][half] = weights(s[b][2 * n], references[b][half], b, half);
-          weight[b][2 + half] = weights(s[b][2 * n + 1], references[b][half], b, half);
+          weight[b][half] = weights(s[b][2 * n], references[b][half], half, sums[b][half]);
+          weight[b][2 + half] = weights(s[b][2 * n + 1], references[b][half], half, sums[b][half]);
         }
 #pragma unroll
       for (int d = 0; d < dim_blocks / 2; ++d) {
@@ -270,11 +271,16 @@ class WarpRows {
         }
       }
     }
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {  // tile by tile, or small weights would be lost beside a long row's sum
+      sum_[b][0] += sums[b][0];
+      sum_[b][1] += sums[b][1];
+    }
   }
-  TESSERA_DEVICE Word weights(const float (&s)[4], float reference, int b, int half) {
+  TESSERA_DEVICE Word weights(const float (&s)[4], float reference, int half, float& sum) const {
     const float low = exp2_fast((s[half * 2] - reference) * p_.scale_log2);
     const float high = exp2_fast((s[half * 2 + 1] - reference) * p_.scale_log2);
-    sum_[b][half] += low + high;
+    sum += low + high;
     return Type::pack(low, high);
   }
 
@@ -347,8 +353,14 @@ TESSERA_DEVICE void WarpRows<S>::store() const {
 
 // Rows of a packed q past its last sequence, by the blocks past the last item.
 TESSERA_DEVICE void clear_tail(const ForwardParams& p, int dim, int block, int blocks) {
-  const int end = p.queries.cu[p.batch];
-  if (end < 0 || end > p.queries.rows) return;
+  const int* const cu = p.queries.cu;
+  bool unsound = cu[0] != 0 || cu[p.batch] > p.queries.rows;
+  for (int b = thread_index(); b < p.batch; b += static_cast<int>(blockDim.x)) unsound |= cu[b + 1] < cu[b];
+  if (__syncthreads_or(unsound)) {
+    if (p.status && threadIdx.x == 0) atomicOr(p.status, rules::unsound_length);
+    return;
+  }
+  const int end = cu[p.batch];
   const Index numbers = (p.queries.rows - end) * p.heads * dim;
   for (Index n = block * Index{blockDim.x} + threadIdx.x; n < numbers; n += blocks * Index{blockDim.x}) {
     const Index row = end + n / dim / p.heads, head = n / dim % p.heads, d = n % dim;
@@ -402,11 +414,10 @@ TESSERA_DEVICE void forward(const ForwardParams& p, Shared<S>& shared) {
     __syncthreads();
     copy_keys(n + S.stages - 1);
   };
-  // With 255 registers in use, ptxas 13.0 spills a few bytes on sm_90 if this count stays in one, on sm_80 and sm_100
-  // if it does not.
+  // With 255 registers in use, ptxas 13.0 spills a few bytes on sm_90 if this count stays in one, elsewhere if not.
   const int count = job.walk.count;
 #pragma unroll 1
-  for (int n = 0; n < (is_sm90 ? job.walk.count : count); ++n) {
+  for (int n = 0; n < (is_sm90 && S.dim == 128 ? job.walk.count : count); ++n) {
     next(n);
     mine.attend(stage_of(n), job.walk.tile(n) * S.tile_keys, !job.walk.clean(n));
   }
