@@ -1,8 +1,9 @@
 #include "core/plan.h"
-#include "core/device.h"
 
+#include <cstdio>
 #include <cstring>
 
+#include "core/device.h"
 #include "core/line.h"
 #include "refusal.h"
 
