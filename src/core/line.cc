@@ -219,6 +219,10 @@ Line build(Words w) {
     require(has(p, s.name), "strides has {} but the line does not.", operand_row(s.name).text);
     std::copy(s.values.begin(), s.values.end(), p.operand[s.name].stride);
   }
+  // What is not said of a v that lies in k is k's.
+  const auto says_v = [](const Strides& s) { return s.name == TESSERA_V; };
+  if (p.cache.v_in_k && has(p, TESSERA_V) && std::none_of(w.strides.begin(), w.strides.end(), says_v))
+    std::copy_n(p.operand[TESSERA_K].stride, 4, p.operand[TESSERA_V].stride);
   check(p);
   check_lists(line);
   return line;
