@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Problem lines drawn at random over all that the portable forward kernel answers, for `tessera check - --engine cuda`.
+"""Problem lines drawn at random that the portable forward kernel answers, for `tessera check - --engine cuda`: masks,
+lengths, packing, strides, scales and outputs.
+
 usage: random_lines.py COUNT [SEED]"""
 import random
 import sys
