@@ -25,7 +25,7 @@ install_missing() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-build_packages=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libpng-dev)
+build_packages=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libpng-dev zlib1g-dev)
 test_packages=(libgtest-dev libbenchmark-dev pkg-config python3)
 
 # Of the Python tests, from the Python registry. torch 2.4 is the oldest that has all of torch.library.

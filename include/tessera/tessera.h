@@ -354,11 +354,11 @@ typedef enum tessera_status {
 } tessera_status;
 TESSERA_API void tessera_bindings_init(tessera_bindings* bindings);
 /* Reads and writes only what is bound, and allocates nothing (reference kernels aside; a GPU's first run loads code).
- * On a CPU `stream` is NULL, and malformed metadata (cu_seqlens that start above 0 or decrease, a length over its bound, a
- * page id that does not exist ...) is TESSERA_INVALID: nothing but TESSERA_STATUS is written. On a GPU `stream` is the
- * CUstream or cudaStream_t (NULL: the default one); the run is queued there, never waits, and may be captured in a graph;
- * what is malformed is noted in TESSERA_STATUS and left out. It uses the GPU that holds q: this thread's current context if
- * it is of that GPU, else its primary context. */
+ * On a CPU `stream` is NULL, and malformed metadata (cu_seqlens that start above 0 or decrease, a length over its
+ * bound, a page id that does not exist ...) is TESSERA_INVALID: nothing but TESSERA_STATUS is written. On a GPU
+ * `stream` is the CUstream or cudaStream_t (NULL: the default one); the run is queued there, never waits, and may be
+ * captured in a graph; what is malformed is noted in TESSERA_STATUS and left out. It uses the GPU that holds q: this
+ * thread's current context if it is of that GPU, else its primary context. */
 TESSERA_API int32_t tessera_run(const tessera_plan* plan, const tessera_bindings* bindings, void* stream,
                                 tessera_error* error);
 
@@ -453,7 +453,7 @@ typedef struct tessera_kernel_facts {
   int32_t spill_bytes;
   int32_t threads;
   int32_t reserved;
-  int64_t shared_bytes; /* of a block */
+  int64_t shared_bytes; /* of a block; 0: none, or as much as its plan says */
   int64_t code_bytes;
 } tessera_kernel_facts;
 /* Writes at most `capacity` of them; *count is how many there are. */

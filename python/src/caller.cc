@@ -22,6 +22,7 @@ struct Output {
 struct Entry {
   Ref plan;
   std::vector<Output> outputs;
+  Output workspace;  // on a GPU, whose memory the caller's library gives
 };
 
 // The type of what a call returns: tuple or one derived from it, whose own constructor would take the fields one by
@@ -149,7 +150,7 @@ bool parse_output(PyObject* given, size_t arrays, Output& o) {
   return true;
 }
 
-// make(arrays, descriptions) returns (Plan, (output, ...)).
+// make(arrays, descriptions) returns (Plan, (output, ...)) or (Plan, (output, ...), workspace).
 std::shared_ptr<Entry> make_entry(Calls& calls, PyObject* arrays, const Tensor* tensors) {
   const auto count = static_cast<Py_ssize_t>(calls.names.size());
   const Ref descriptions(PyTuple_New(count));
@@ -162,13 +163,14 @@ std::shared_ptr<Entry> make_entry(Calls& calls, PyObject* arrays, const Tensor* 
   }
   const Ref made(PyObject_CallFunctionObjArgs(calls.make.get(), arrays, descriptions.get(), nullptr));
   if (!made) return nullptr;
-  PyObject *plan = nullptr, *outputs = nullptr;
-  if (!PyArg_ParseTuple(made.get(), "O!O", plan_type, &plan, &outputs)) return nullptr;
+  PyObject *plan = nullptr, *outputs = nullptr, *workspace = Py_None;
+  if (!PyArg_ParseTuple(made.get(), "O!O|O", plan_type, &plan, &outputs, &workspace)) return nullptr;
   auto entry = std::make_shared<Entry>();
   entry->plan = Ref::to(plan);
   for (Py_ssize_t n = 0; n < PyTuple_Size(outputs); ++n) {
     if (!parse_output(PyTuple_GetItem(outputs, n), calls.names.size(), entry->outputs.emplace_back())) return nullptr;
   }
+  if (!parse_output(workspace, 0, entry->workspace)) return nullptr;
   return entry;
 }
 
@@ -185,16 +187,20 @@ std::shared_ptr<Entry> find(Calls& calls, const Key& key, PyObject* arrays, cons
   return entry;
 }
 
-Ref make_output(const Output& o, const Entry& entry, PyObject* arrays, tessera_bindings& bound) {
-  if (o.kind == Output::Kind::none) return Ref::to(Py_None);
-  if (o.kind == Output::Kind::plan) return Ref::to(entry.plan.get());
-  if (o.kind == Output::Kind::given) return Ref::to(PyTuple_GetItem(arrays, o.name));
+Ref make_array(const Output& o, void*& data) {
   Ref result(PyObject_Call(o.allocate.get(), o.args.get(), o.keywords.get()));
   Tensor t;
   Ref keeper;  // an array of ours owns its memory
   if (!result || !read(result.get(), tessera_name_text(o.name), t, keeper, true)) return Ref();
-  bound.data[o.name] = t.data;
+  data = t.data;
   return result;
+}
+
+Ref make_output(const Output& o, const Entry& entry, PyObject* arrays, tessera_bindings& bound) {
+  if (o.kind == Output::Kind::none) return Ref::to(Py_None);
+  if (o.kind == Output::Kind::plan) return Ref::to(entry.plan.get());
+  if (o.kind == Output::Kind::given) return Ref::to(PyTuple_GetItem(arrays, o.name));
+  return make_array(o, bound.data[o.name]);
 }
 
 // call(arrays, seed, offset, stream): the outputs as a tuple.
@@ -233,6 +239,12 @@ PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     PyTuple_SetItem(results.get(), static_cast<Py_ssize_t>(n), result.release());
   }
   const auto* plan = reinterpret_cast<const PlanObject*>(entry->plan.get());
+  Ref workspace;  // freed when the run is queued; what takes its place is queued behind it
+  if (entry->workspace.kind == Output::Kind::array) {
+    workspace = make_array(entry->workspace, bound.workspace);
+    if (!workspace) return nullptr;
+    bound.workspace_bytes = plan->facts.workspace_bytes;
+  }
   return results && run(plan, bound, stream) ? results.release() : nullptr;
 }
 

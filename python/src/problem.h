@@ -16,7 +16,8 @@ struct PlanObject {
   int32_t levels;  // of a cascade; 0: none
 };
 
-// Runs with memory of its own as workspace and without the interpreter's lock. False with an exception.
+// Runs, if no workspace is bound with memory of its own as one, and without the interpreter's lock. False with an
+// exception.
 bool run(const PlanObject* plan, tessera_bindings& bound, void* stream);
 
 }  // namespace tessera::python

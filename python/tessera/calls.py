@@ -223,7 +223,11 @@ def planned(problem_of: Callable[..., Any], options: Any, names: tuple[str, ...]
                 return wish
             return NAMES[wish.name], *empty(like, _tessera.DTYPES[wish.dtype], shapes[wish.name])
 
-        return plan_of(problem, options, like, next(iter(known.values()))), tuple(map(output, returned))
+        plan = plan_of(problem, options, like, next(iter(known.values())))
+        made = plan, tuple(map(output, returned))
+        if plan.engine != "cuda" or plan.workspace_bytes == 0:
+            return made
+        return *made, (0, *empty(like, "i32", (-(-plan.workspace_bytes // 4),)))
 
     return make
 

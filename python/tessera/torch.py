@@ -79,10 +79,6 @@ def attention(key: tuple, seed: int, offset: int, arrays: tuple) -> Any:
     ):
         if arrays[-1] is not None:
             raise ValueError("out is given, but arrays require gradients; take the result that is returned instead.")
-        if q.is_cuda:
-            raise NotImplementedError(
-                "arrays on a GPU require gradients; no GPU kernel computes them yet. Call it under torch.no_grad()."
-            )
         made = Attention.apply((key, seed, offset, arrays), q, k, v, bias, slopes, sinks)
         return Result(*made) if len(made) == 3 else ResultWithMax(*made)
     made = (callers.get(key) or forward_caller(key))(arrays, seed, offset, None if q.is_cpu else stream_of(q))

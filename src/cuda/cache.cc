@@ -35,7 +35,7 @@ std::optional<Image> read_cached(const std::string& folder, const std::string& k
   try {
     Pack pack = parse_pack(*bytes);
     if (pack.sources != key || pack.kernels.size() != 1 || pack.kernels[0].image.target != target) return {};
-    return std::move(pack.kernels[0].image);
+    return unpacked(pack.kernels[0].image);
   } catch (const std::exception&) {  // cut off, or not ours: it is written again
     return {};
   }

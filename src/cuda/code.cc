@@ -5,8 +5,34 @@
 namespace tessera::cuda {
 namespace {
 
-const char* name_of(rules::Float dtype) {
-  return dtype == rules::Float::bf16 ? "bf16" : "f16";
+using rules::GeneralSpec;
+using rules::Product;
+using rules::Task;
+
+struct Word {
+  const char *text, *source;
+};
+Word word_of(rules::Float x) {
+  return x == rules::Float::bf16 ? Word{"bf16", "Float::bf16"} : Word{"f16", "Float::f16"};
+}
+Word word_of(rules::BackwardPart x) {
+  constexpr Word words[] = {
+      {"attend", "BackwardPart::attend"}, {"prepare", "BackwardPart::prepare"}, {"convert", "BackwardPart::convert"}};
+  return words[static_cast<int>(x)];
+}
+Word word_of(Task x) {
+  constexpr Word words[] = {{"forward", "Task::forward"}, {"combine", "Task::combine"}, {"append", "Task::append"},
+                            {"terms", "Task::terms"},     {"keys", "Task::keys"},       {"queries", "Task::queries"},
+                            {"bias", "Task::bias"},       {"reduce", "Task::reduce"},   {"clear", "Task::clear"}};
+  return words[static_cast<int>(x)];
+}
+Word word_of(Product x) {
+  constexpr Word words[] = {{"any", "Product::any"},
+                            {"bf16", "Product::bf16"},
+                            {"f16", "Product::f16"},
+                            {"f32", "Product::f32"},
+                            {"tf32", "Product::tf32"}};
+  return words[static_cast<int>(x)];
 }
 
 // The fields as words and as C++.
@@ -17,36 +43,109 @@ struct Print {
     words += fmt::format(" {}={}", name, value);
     source += fmt::format(".{} = {}, ", name, value);
   }
-  void operator()(const char* name, rules::Float value) const {
-    words += fmt::format(" {}={}", name, name_of(value));
-    source += fmt::format(".{} = tessera::rules::Float::{}, ", name, name_of(value));
+  template <class Enum>
+  void operator()(const char* name, Enum value) const {
+    words += fmt::format(" {}={}", name, word_of(value).text);
+    source += fmt::format(".{} = tessera::rules::{}, ", name, word_of(value).source);
   }
 };
 
+template <class Spec>
+Code make(const char* family, const char* file, Spec spec) {
+  Code code = {.text = family, .source = "{", .entry = nullptr, .threads = 0, .shared_bytes = 0, .least_arch = 0};
+  rules::visit_fields(spec, Print{code.text, code.source});
+  code.source = fmt::format("#define TESSERA_SPEC {}}}\n#include \"{}\"\n", code.source, file);
+  return code;
+}
+
 // 32 rows a warp: each key is read from shared memory for two blocks of 16. Larger tiles spill (docs/gpu/RESULTS.md).
-constexpr rules::ForwardSpec shipped[] = {
-    {rules::Float::bf16, 128, 128, 64, 4, 2},
-    {rules::Float::f16, 128, 128, 64, 4, 2},
-    {rules::Float::bf16, 64, 128, 64, 4, 2},
-    {rules::Float::f16, 64, 128, 64, 4, 2},
+// Where results are wide, or biases wait in registers, there is room for 16.
+constexpr rules::ForwardSpec forward_specs[] = {
+    {rules::Float::bf16, 128, 128, 64, 4, 2, 0}, {rules::Float::f16, 128, 128, 64, 4, 2, 0},
+    {rules::Float::bf16, 64, 128, 64, 4, 2, 0},  {rules::Float::f16, 64, 128, 64, 4, 2, 0},
+    {rules::Float::bf16, 256, 128, 64, 8, 2, 0}, {rules::Float::f16, 256, 128, 64, 8, 2, 0},
+    {rules::Float::bf16, 128, 64, 64, 4, 2, 1},  {rules::Float::f16, 128, 64, 64, 4, 2, 1},
+    {rules::Float::bf16, 64, 64, 64, 4, 2, 1},   {rules::Float::f16, 64, 64, 64, 4, 2, 1},
+};
+
+constexpr rules::BackwardSpec backward_specs[] = {
+    {rules::BackwardPart::attend, rules::Float::bf16, 128, 128, 64, 8},
+    {rules::BackwardPart::attend, rules::Float::f16, 128, 128, 64, 8},
+    {rules::BackwardPart::attend, rules::Float::bf16, 64, 128, 128, 8},
+    {rules::BackwardPart::attend, rules::Float::f16, 64, 128, 128, 8},
+    {rules::BackwardPart::prepare, rules::Float::bf16, 128, 0, 0, 4},
+    {rules::BackwardPart::prepare, rules::Float::bf16, 64, 0, 0, 4},
+    {rules::BackwardPart::convert, rules::Float::bf16, 128, 0, 0, 4},
+    {rules::BackwardPart::convert, rules::Float::bf16, 64, 0, 0, 4},
+};
+
+// Of each task and product in the order of liking: the last is for devices that hold no more.
+constexpr GeneralSpec general_specs[] = {
+    {Task::forward, Product::bf16, 128, 64}, {Task::forward, Product::bf16, 64, 64},
+    {Task::forward, Product::bf16, 64, 16},  {Task::forward, Product::f16, 128, 64},
+    {Task::forward, Product::f16, 64, 64},   {Task::forward, Product::f16, 64, 16},
+    {Task::forward, Product::f32, 128, 32},  {Task::forward, Product::f32, 64, 32},
+    {Task::forward, Product::f32, 64, 16},   {Task::forward, Product::tf32, 128, 32},
+    {Task::keys, Product::bf16, 128, 32},    {Task::keys, Product::bf16, 64, 32},
+    {Task::keys, Product::bf16, 64, 16},     {Task::keys, Product::f16, 128, 32},
+    {Task::keys, Product::f16, 64, 32},      {Task::keys, Product::f16, 64, 16},
+    {Task::keys, Product::f32, 64, 32},      {Task::keys, Product::f32, 64, 16},
+    {Task::keys, Product::tf32, 64, 32},     {Task::queries, Product::bf16, 128, 32},
+    {Task::queries, Product::bf16, 64, 32},  {Task::queries, Product::bf16, 64, 16},
+    {Task::queries, Product::f16, 128, 32},  {Task::queries, Product::f16, 64, 32},
+    {Task::queries, Product::f16, 64, 16},   {Task::queries, Product::f32, 64, 32},
+    {Task::queries, Product::f32, 64, 16},   {Task::queries, Product::tf32, 64, 32},
+    {Task::bias, Product::bf16, 64, 32},     {Task::bias, Product::f16, 64, 32},
+    {Task::bias, Product::f32, 64, 32},      {Task::bias, Product::tf32, 64, 32},
+    {Task::combine, Product::any, 0, 0},     {Task::append, Product::any, 0, 0},
+    {Task::terms, Product::any, 0, 0},       {Task::reduce, Product::any, 0, 0},
+    {Task::clear, Product::any, 0, 0},
 };
 
 }  // namespace
 
 Code code_of(const rules::ForwardSpec& spec) {
-  Code code = {.text = "forward",
-               .source = "{",
-               .entry = "tessera_forward",
-               .threads = rules::threads(spec),
-               .shared_bytes = rules::shared_bytes(spec)};
-  rules::ForwardSpec fields = spec;
-  rules::visit_fields(fields, Print{code.text, code.source});
-  code.source = fmt::format("#define TESSERA_SPEC {}}}\n#include \"device/portable/forward.cu\"\n", code.source);
+  Code code = make("forward", "device/portable/forward.cu", spec);
+  code.entry = "tessera_forward";
+  code.threads = rules::threads(spec);
+  code.shared_bytes = rules::shared_bytes(spec);
+  code.least_arch = 80;
+  return code;
+}
+
+Code code_of(const rules::BackwardSpec& spec) {
+  Code code = make("backward", "device/portable/backward.cu", spec);
+  code.entry = "tessera_backward";
+  code.threads = rules::threads(spec);
+  code.shared_bytes = rules::shared_bytes(spec);
+  code.least_arch = 80;
+  return code;
+}
+
+Code code_of(const GeneralSpec& spec) {
+  Code code = make("general", "device/general/general.cu", spec);
+  code.entry = "tessera_general";
+  code.threads = 32 * rules::most_warps;
+  code.shared_bytes = spec.product == Product::any ? 0 : any_shared;
+  code.least_arch = rules::least_arch(spec.product);
   return code;
 }
 
 std::span<const rules::ForwardSpec> shipped_forward() {
-  return shipped;
+  return forward_specs;
+}
+std::span<const rules::BackwardSpec> shipped_backward() {
+  return backward_specs;
+}
+std::span<const GeneralSpec> shipped_general() {
+  return general_specs;
+}
+std::vector<Code> shipped() {
+  std::vector<Code> all;
+  for (const rules::ForwardSpec& spec : forward_specs) all.push_back(code_of(spec));
+  for (const rules::BackwardSpec& spec : backward_specs) all.push_back(code_of(spec));
+  for (const GeneralSpec& spec : general_specs) all.push_back(code_of(spec));
+  return all;
 }
 
 }  // namespace tessera::cuda

@@ -2,21 +2,32 @@
 #pragma once
 #include <span>
 #include <string>
+#include <vector>
 
 #include "rules/spec.h"
 
 namespace tessera::cuda {
 
+inline constexpr int any_shared = -1;
+inline constexpr int oldest_arch = 75;
+
 struct Code {
   std::string text;    // "forward dtype=bf16 dim=128 ...": family and spec, the key of everything
   std::string source;  // what NVRTC is given
   const char* entry;   // the kernel's name in it
-  int threads, shared_bytes;
+  int threads;
+  int shared_bytes;  // of a block; any_shared: each launch says, up to what the device has
+  int least_arch;    // the oldest chip that has its instructions
 };
 
 Code code_of(const rules::ForwardSpec& spec);
+Code code_of(const rules::BackwardSpec& spec);
+Code code_of(const rules::GeneralSpec& spec);
 
 // What every build ships, so that nothing is compiled on a user's machine.
 std::span<const rules::ForwardSpec> shipped_forward();
+std::span<const rules::BackwardSpec> shipped_backward();
+std::span<const rules::GeneralSpec> shipped_general();
+std::vector<Code> shipped();  // all of them
 
 }  // namespace tessera::cuda

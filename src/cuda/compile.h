@@ -21,6 +21,7 @@ struct Image {
   std::string bytes;
   int registers = 0, spill_bytes = 0;  // as the assembler says; 0 of PTX
   std::string warnings;                // of the hot path: what the compiler says it did not do
+  size_t unpacked_bytes = 0;           // if not 0, `bytes` is as a pack keeps it: compressed from so many
 };
 
 class Compiler {

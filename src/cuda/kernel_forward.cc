@@ -1,12 +1,12 @@
 // The portable forward kernel: what it refuses, its tiles, its launch.
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "core/error.h"
-#include "cuda/cuda.h"
-#include "cuda/device.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "cuda/loaded.h"
+#include "cuda/params.h"
 #include "rules/dtype.h"
 #include "rules/params.h"
 
@@ -25,17 +25,16 @@ static_assert(rules::unsound_length == TESSERA_STATUS_LENGTH);
 rules::Float float_of(const Problem& p) {
   return core::data_dtype(p) == TESSERA_BF16 ? rules::Float::bf16 : rules::Float::f16;
 }
-// What ships for this dtype and dim; nullptr: nothing.
+bool has_pairs(const Problem& p) {
+  return core::has(p, TESSERA_BIAS) || core::has(p, TESSERA_KEEP);
+}
+// What ships for this dtype, dim and masks; nullptr: nothing.
 const ForwardSpec* shipped_for(const Problem& p) {
   for (const ForwardSpec& spec : shipped_forward())
-    if (spec.dtype == float_of(p) && spec.dim == p.dim) return &spec;
+    if (spec.dtype == float_of(p) && spec.dim == p.dim && spec.pairs == has_pairs(p)) return &spec;
   return nullptr;
 }
-double scale_of(const Problem& p) {
-  return p.has_scale ? p.scale : 1 / std::sqrt(static_cast<double>(p.dim));
-}
 constexpr int64_t longest = int64_t{1} << 30;  // of a sequence; 32 bits count its keys
-constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
 
 int64_t blocks_of(const Problem& p, int tile_rows) {
   if (core::packed_q(p) && p.rows_q == 0) return 0;  // whatever the bounds say
@@ -55,32 +54,36 @@ ForwardSpec spec_for(const Problem& p, const Device& device, const core::Hints& 
   return fits ? wished : shipped;
 }
 
+constexpr int rows_by_16[] = {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT};
+
 // Operands that other kernels must answer.
 struct Option {
   int name;
   const char* text;
 };
-constexpr Option options[] = {{TESSERA_BIAS, "bias"},
-                              {TESSERA_KEEP, "keep mask"},
-                              {TESSERA_EXCLUDE_KEYS, "excluded keys"},
+constexpr Option options[] = {{TESSERA_EXCLUDE_KEYS, "excluded keys"},
                               {TESSERA_DOCUMENTS_Q, "documents"},
                               {TESSERA_SLOPES, "ALiBi slopes"},
                               {TESSERA_SINKS, "sinks"},
                               {TESSERA_MAX_SCORE, "max_score"}};
 
-std::string refuse_strides(const Problem& p) {
-  for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT}) {
+// Biases and keep masks are read two keys at a time.
+std::string refuse_pairs(const Problem& p) {
+  for (const int name : {TESSERA_BIAS, TESSERA_KEEP}) {
+    if (!core::has(p, name)) continue;
     const Operand& o = core::operand(p, name);
     const char* const text = core::operand_row(name).text;
-    if (o.extent[3] > 1 && o.stride[3] != 1)
-      return fmt::format("{} has stride {} along its dim; the kernel copies rows 16 bytes at a time", text,
+    if (o.extent[3] != p.len_k || (o.extent[3] > 1 && o.stride[3] != 1))
+      return fmt::format("{} has {} keys of stride {}; it reads all keys one after the other", text, o.extent[3],
                          o.stride[3]);
-    for (int d = 0; d < 3; ++d)
-      if (o.extent[d] > 1 && o.stride[d] * core::dtype_bytes(o.dtype) % 16)
-        return fmt::format("{}.stride[{}] is {}; the kernel needs rows at multiples of 16 bytes", text, d, o.stride[d]);
+    if (name == TESSERA_KEEP) continue;
+    if (o.dtype != core::data_dtype(p))
+      return fmt::format("bias is {}, it reads q's dtype", rules::dtype_rows[o.dtype].text);
+    for (int d = 0; d < 4; ++d)
+      if (d == 3 ? o.extent[3] % 2 : o.extent[d] > 1 && o.stride[d] % 2)
+        return fmt::format("bias has rows of {} numbers, stride[{}] {}; it reads two at once", o.extent[3], d,
+                           o.stride[d]);
   }
-  if (p.alignment && p.alignment < 16)
-    return fmt::format("pointers are promised at multiples of {} bytes, the kernel needs 16", p.alignment);
   return "";
 }
 
@@ -99,15 +102,18 @@ std::string refuse(const Problem& p, const Device& device) {
       return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,
                          rules::dtype_rows[core::operand(p, name).dtype].text);
   if (p.dim != p.dim_v || !shipped_for(p))
-    return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128", p.dim, p.dim_v);
+    return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128, and without bias and keep mask 256", p.dim,
+                       p.dim_v);
   if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
   if (p.cache.rotary_dim) return "it rotates nothing";
   for (const Option& option : options)
     if (core::has(p, option.name)) return fmt::format("it has no {}", option.text);
+  if (p.batch_invariant) return "it does not answer every chunk of a sequence, and another kernel has other bits";
   if (p.softcap != 0) return "it has no softcap";
   if (p.dropout != 0) return "it has no dropout";
+  if (std::string why = refuse_pairs(p); !why.empty()) return why;
   const double scale_log2 = scale_of(p) * M_LOG2E;
-  if (!(scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126))
+  if (!has_pairs(p) && !(scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126))
     return fmt::format("scale is {}; it must be above 0 and moderate", scale_of(p));
   if (rules::hulls_have_gaps(core::band_mask(p, 0, 0)))
     return "the window lies off the diagonal; some keys inside a tile may be seen by no row";
@@ -119,7 +125,7 @@ std::string refuse(const Problem& p, const Device& device) {
   if (device.shared_per_block < needs)
     return fmt::format("a block needs {} bytes of shared memory, device {} has {}", needs, device.name,
                        device.shared_per_block);
-  return refuse_strides(p);
+  return refuse_rows(p, rows_by_16);
 }
 
 void fill(Plan& plan, const core::Hints& hints) {
@@ -141,11 +147,15 @@ void fill(Plan& plan, const core::Hints& hints) {
   plan.steps.push_back(std::move(step));
 }
 
-rules::Steps steps_of(const Operand& o) {
+// Of bias and keep, whose dimensions are (batch, head, query, key).
+rules::Steps pair_steps_of(const Problem& p, int name) {
+  const Operand& o = core::operand(p, name);
   const auto step = [&](int d) { return o.extent[d] > 1 ? o.stride[d] : 0; };
-  return {step(0), step(1), step(2)};
+  return {step(0), step(2), step(1)};
 }
-
+bool even(const rules::Steps& s) {
+  return s.batch % 2 == 0 && s.row % 2 == 0 && s.head % 2 == 0;
+}
 // Heads side by side: those that share keys; under a causal mask as many as keep K and V in half of a large L2 cache,
 // so that the heaviest tiles of all of them come first.
 int section_of(const Problem& p) {
@@ -159,87 +169,64 @@ int section_of(const Problem& p) {
 
 ForwardParams params_of(const Plan& plan, const core::Bindings& bound) {
   const Problem& p = plan.problem;
-  const auto list = [&](int name) { return core::has(p, name) ? static_cast<const int*>(bound.data[name]) : nullptr; };
   const bool f32 = core::operand(p, TESSERA_OUT).dtype == TESSERA_F32;
-  const bool per_sequence = p.mask.corner == TESSERA_CORNER_AT && core::has(p, TESSERA_CORNER_OFFSETS);
+  const CornerParams corner = corner_params(p, bound);
   return {
       .q = bound.data[TESSERA_Q],
       .k = bound.data[TESSERA_K],
       .v = bound.data[TESSERA_V],
       .out = bound.data[TESSERA_OUT],
-      .lse = core::has(p, TESSERA_LSE) ? static_cast<float*>(bound.data[TESSERA_LSE]) : nullptr,
-      .status = core::has(p, TESSERA_STATUS) ? static_cast<int*>(bound.data[TESSERA_STATUS]) : nullptr,
-      .corner_offsets = per_sequence ? list(TESSERA_CORNER_OFFSETS) : nullptr,
-      .q_step = steps_of(core::operand(p, TESSERA_Q)),
-      .k_step = steps_of(core::operand(p, TESSERA_K)),
-      .v_step = steps_of(core::operand(p, TESSERA_V)),
-      .out_step = steps_of(core::operand(p, TESSERA_OUT)),
-      .lse_step = steps_of(core::operand(p, TESSERA_LSE)),
-      .queries = {list(TESSERA_CU_SEQLENS_Q), list(TESSERA_SEQUSED_Q), p.rows_q, static_cast<int>(p.len_q)},
-      .keys = {list(TESSERA_CU_SEQLENS_K), list(TESSERA_SEQUSED_K), p.rows_k, static_cast<int>(p.len_k)},
-      .band = core::band_mask(p, 0, p.mask.corner == TESSERA_CORNER_AT ? p.mask.corner_at : 0),
-      .corner = per_sequence                            ? rules::Corner::per_sequence
-                : p.mask.corner == TESSERA_BOTTOM_RIGHT ? rules::Corner::bottom_right
-                                                        : rules::Corner::fixed,
+      .lse = data_of<float>(p, bound, TESSERA_LSE),
+      .status = data_of<int>(p, bound, TESSERA_STATUS),
+      .corner_offsets = corner.offsets,
+      .q_step = steps_of(p, TESSERA_Q),
+      .k_step = steps_of(p, TESSERA_K),
+      .v_step = steps_of(p, TESSERA_V),
+      .out_step = steps_of(p, TESSERA_OUT),
+      .lse_step = steps_of(p, TESSERA_LSE),
+      .queries = query_lengths(p, bound),
+      .keys = key_lengths(p, bound),
+      .band = corner.band,
+      .corner = corner.corner,
       .batch = static_cast<int>(p.batch),
       .heads = static_cast<int>(p.heads_q),
       .group = static_cast<int>(core::group(p)),
       .row_tiles = static_cast<int>(rules::ceil_div(p.len_q, plan.tile_rows)),
       .section = section_of(p),
-      .scale = static_cast<float>(scale_of(p)),
-      .scale_log2 = static_cast<float>(scale_of(p) * M_LOG2E),
+      .scale = has_pairs(p) ? 1.0f : static_cast<float>(scale_of(p)),
+      .scale_log2 = static_cast<float>((has_pairs(p) ? 1 : scale_of(p)) * M_LOG2E),
       .slack =
           f32 ? 0.0f : 8.0f,  // rounded to 16 bits, a weight of 2^8 costs a float32 result more than the contract has
       .out_is_f32 = f32,
+      .bias = data_of<const unsigned short>(p, bound, TESSERA_BIAS),
+      .keep = data_of<const unsigned char>(p, bound, TESSERA_KEEP),
+      .bias_step = pair_steps_of(p, TESSERA_BIAS),
+      .keep_step = pair_steps_of(p, TESSERA_KEEP),
+      .pair_scale = static_cast<float>(scale_of(p)),
+      .keep_in_words = p.len_k % 2 == 0 && (reinterpret_cast<uintptr_t>(bound.data[TESSERA_KEEP]) & 1) == 0 &&
+                       even(pair_steps_of(p, TESSERA_KEEP)),
   };
 }
 
-void check_alignment(const Problem& p, const core::Bindings& bound) {
-  for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT}) {
-    const auto address = reinterpret_cast<uintptr_t>(bound.data[name]);
-    core::require(address % 16 == 0,
-                  "{} is at address {:#x}; the problem promised multiples of {} bytes. Copy it, or say its alignment.",
-                  core::operand_row(name).text, address, p.alignment ? p.alignment : 16);
-  }
-}
-
 void run(const Plan& plan, const core::Bindings& bound, void* stream) {
-  const core::Launch& launch = plan.steps.front().launch;
-  if (launch.blocks == 0) return;
-  check_alignment(plan.problem, bound);
-  const Driver& driver = need_driver();
-  const OnDevice here(driver, bound.data[TESSERA_Q], "q");
-  const Ordinal ordinal = here.ordinal();
-  const Device& device = device_at(driver, ordinal);
-  core::require(device.sm_arch == plan.device.sm_arch,
-                "the plan was made for {} (sm_{}); q lies on {} (sm_{}). Make it for \"cuda:{}\".", plan.device.name,
-                plan.device.sm_arch, device.name, device.sm_arch, ordinal);
-  const auto on = static_cast<Stream>(stream);
-  const Function function = static_cast<const Loaded*>(launch.code)->on(ordinal, device.sm_arch, on);
+  const core::Step& step = plan.steps.front();
+  if (step.launch.blocks == 0) return;
+  check_rows(plan.problem, bound, rows_by_16);
+  const Launcher launcher(plan, bound, TESSERA_Q, stream);
   ForwardParams params = params_of(plan, bound);
-  void* arguments[] = {&params};
-  require_ok(
-      driver,
-      driver.cuLaunchKernel(function, static_cast<unsigned>(launch.blocks), 1, 1, static_cast<unsigned>(launch.threads),
-                            1, 1, static_cast<unsigned>(launch.shared_bytes), on, arguments, nullptr),
-      "launching the forward kernel");
+  launcher.launch(step, &params);
 }
-
-constexpr core::Kernel forward_kernel = {.name = "cuda.portable",
-                                         .engine = "cuda",
-                                         .automatic = true,
-                                         .least_flops = 0,
-                                         .refuse = refuse,
-                                         .fill = fill,
-                                         .run = run,
-                                         .merge_bytes = nullptr,
-                                         .merge = nullptr};
-constexpr std::array<const core::Kernel*, 1> all = {&forward_kernel};
 
 }  // namespace
 
-std::span<const core::Kernel* const> kernels() {
-  return all;
-}
+const core::Kernel portable_forward = {.name = "cuda.portable",
+                                       .engine = "cuda",
+                                       .automatic = true,
+                                       .least_flops = 0,
+                                       .refuse = refuse,
+                                       .fill = fill,
+                                       .run = run,
+                                       .merge_bytes = nullptr,
+                                       .merge = nullptr};
 
 }  // namespace tessera::cuda

@@ -1,9 +1,12 @@
 // The kernels as files: what ships, how a pack is built, how it is taken apart.
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <sstream>
 
 #include "core/error.h"
 #include "cuda/cuda.h"
+#include "cuda/kernels.h"
 #include "cuda/loaded.h"
 
 namespace tessera::cuda {
@@ -22,21 +25,30 @@ std::vector<Target> parse_targets(const std::string& words) {
   return targets;
 }
 
+constexpr std::array<const core::Kernel*, 3> all = {&portable_forward, &portable_backward, &general};
+
+int64_t shared_of(const Code& code) {
+  return std::max(0, code.shared_bytes);  // 0 also where each plan says
+}
+
 }  // namespace
+
+std::span<const core::Kernel* const> kernels() {
+  return all;
+}
 
 std::vector<KernelFacts> shipped_kernels() {
   const FoundPack& found = shipped_pack();
   std::vector<KernelFacts> all;
-  for (const rules::ForwardSpec& spec : shipped_forward()) {
-    const Code code = code_of(spec);
+  for (const Code& code : shipped()) {
     const size_t before = all.size();
     if (found.pack)
       for (const PackedKernel& kernel : found.pack->kernels)
         if (kernel.code == code.text)
           all.push_back({code.text, text(kernel.image.target), "pack", kernel.image.registers, kernel.image.spill_bytes,
-                         code.threads, code.shared_bytes, static_cast<int64_t>(kernel.image.bytes.size())});
+                         code.threads, shared_of(code), static_cast<int64_t>(kernel.image.unpacked_bytes)});
     if (all.size() == before)
-      all.push_back({code.text, "any", "compiled at first use", 0, 0, code.threads, code.shared_bytes, 0});
+      all.push_back({code.text, "any", "compiled at first use", 0, 0, code.threads, shared_of(code), 0});
   }
   return all;
 }
@@ -60,7 +72,7 @@ void dump_pack(const std::string& folder) {
       if (c == ' ') c = '.';
     const std::string path =
         fmt::format("{}/{}.{}.{}", folder, name, text(kernel.image.target), kernel.image.target.ptx ? "ptx" : "cubin");
-    if (const std::string why = write_file(path, kernel.image.bytes); !why.empty())
+    if (const std::string why = write_file(path, unpacked(kernel.image).bytes); !why.empty())
       throw core::Error(TESSERA_FAILED, "cannot write: " + why);
   }
 }

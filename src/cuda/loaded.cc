@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "cuda/cache.h"
+#include "cuda/device.h"
 #include "cuda/sources.h"
 
 namespace tessera::cuda {
@@ -56,8 +57,10 @@ Function load_image(const Driver& driver, const Image& image, const Code& code, 
   Function function = nullptr;
   try {
     require_ok(driver, driver.cuLibraryGetKernel(&function, library, code.entry), code.entry);
-    require_ok(driver, driver.cuKernelSetAttribute(function_max_dynamic_shared, code.shared_bytes, function, device),
-               fmt::format("asking for {} bytes of shared memory", code.shared_bytes).c_str());
+    const int bytes = code.shared_bytes == any_shared ? static_cast<int>(device_at(driver, device).shared_per_block)
+                                                      : code.shared_bytes;
+    require_ok(driver, driver.cuKernelSetAttribute(function_max_dynamic_shared, bytes, function, device),
+               fmt::format("asking for {} bytes of shared memory", bytes).c_str());
   } catch (const core::Error&) {  // it is tried again at the next run
     driver.cuLibraryUnload(library);
     throw;
@@ -90,10 +93,9 @@ const FoundPack& shipped_pack() {
   return found;
 }
 
-const Loaded& Loaded::of(const rules::ForwardSpec& spec) {
+const Loaded& Loaded::of(Code code) {
   static std::mutex mutex;
   static std::map<std::string, std::unique_ptr<Loaded>> all;
-  Code code = code_of(spec);
   const std::lock_guard lock(mutex);
   std::unique_ptr<Loaded>& one = all[code.text];
   if (!one) one.reset(new Loaded(std::move(code)));
@@ -117,7 +119,7 @@ Function Loaded::load(Ordinal device, int arch, Stream stream) const {
                         version_text(pack->compiler), pack->compiler / 1000, version_text(driver.version));
     else {
       try {
-        place.store(load_image(driver, *image, code_, device), std::memory_order_release);
+        place.store(load_image(driver, unpacked(*image), code_, device), std::memory_order_release);
         return place;
       } catch (const core::Error& error) {
         why = error.what();

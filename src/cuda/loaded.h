@@ -23,8 +23,12 @@ inline constexpr int most_devices = 64;
 
 class Loaded {
  public:
-  // One for each spec, made at the first asking and never freed.
-  static const Loaded& of(const rules::ForwardSpec& spec);
+  // One for each kernel, made at the first asking and never freed.
+  static const Loaded& of(Code code);
+  template <class Spec>
+  static const Loaded& of(const Spec& spec) {
+    return of(code_of(spec));
+  }
 
   const Code& code() const { return code_; }
   // Loads it if need be: within a capture from the pack or the cache, but nothing is compiled there.

@@ -1,7 +1,10 @@
 #include "cuda/pack.h"
 
 #include <unistd.h>
+#include <zlib.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -15,7 +18,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr const char* magic = "tessera-pack 1";
+constexpr const char* magic = "tessera-pack 2";
 
 [[noreturn]] void broken(const std::string& what) {
   throw core::Error(TESSERA_FAILED, "the kernel pack is broken: " + what + "; build it again");
@@ -44,13 +47,43 @@ uint64_t checksum(const std::string& bytes) {
   return hash;
 }
 
+Image packed(Image image) {
+  if (image.unpacked_bytes > 0 || image.bytes.empty()) return image;
+  std::string bytes(compressBound(image.bytes.size()), '\0');
+  uLongf size = bytes.size();
+  if (compress2(reinterpret_cast<Bytef*>(bytes.data()), &size, reinterpret_cast<const Bytef*>(image.bytes.data()),
+                image.bytes.size(), Z_BEST_COMPRESSION) != Z_OK)
+    throw core::Error(TESSERA_FAILED, "zlib does not compress a kernel: out of memory");
+  bytes.resize(size);
+  image.unpacked_bytes = image.bytes.size();
+  image.bytes = std::move(bytes);
+  return image;
+}
+
+Image unpacked(const Image& image) {
+  Image whole = image;
+  if (image.unpacked_bytes == 0) return whole;
+  whole.bytes.resize(image.unpacked_bytes);
+  uLongf size = whole.bytes.size();
+  if (uncompress(reinterpret_cast<Bytef*>(whole.bytes.data()), &size,
+                 reinterpret_cast<const Bytef*>(image.bytes.data()), image.bytes.size()) != Z_OK ||
+      size != image.unpacked_bytes)
+    broken("an image does not unpack");
+  whole.unpacked_bytes = 0;
+  return whole;
+}
+
 std::string to_bytes(const Pack& pack) {
   std::string bytes =
       fmt::format("{}\nsources {}\ncompiler {}\nkernels {}\n", magic, pack.sources, pack.compiler, pack.kernels.size());
-  for (const auto& [code, image] : pack.kernels)
-    bytes += fmt::format("{} {} {:016x} {} {} {}\n", text(image.target), image.bytes.size(), checksum(image.bytes),
-                         image.registers, image.spill_bytes, code);
-  for (const PackedKernel& kernel : pack.kernels) bytes += kernel.image.bytes;
+  std::string images;
+  for (const auto& [code, whole] : pack.kernels) {
+    const Image image = packed(whole);
+    bytes += fmt::format("{} {} {} {:016x} {} {} {}\n", text(image.target), image.bytes.size(), image.unpacked_bytes,
+                         checksum(image.bytes), image.registers, image.spill_bytes, code);
+    images += image.bytes;
+  }
+  bytes += images;
   return bytes;
 }
 
@@ -68,10 +101,12 @@ Pack parse_pack(const std::string& bytes) {
     size_t size = 0;
     uint64_t sum = 0;
     Image image;
-    line >> target >> size >> std::hex >> sum >> std::dec >> image.registers >> image.spill_bytes >> std::ws;
+    line >> target >> size >> image.unpacked_bytes >> std::hex >> sum >> std::dec >> image.registers >>
+        image.spill_bytes >> std::ws;
     std::getline(line, code);
     const std::optional<Target> known = parse_target(target);
-    if (line.fail() || !known || size > bytes.size()) broken(fmt::format("line {} of its kernels is no kernel", n));
+    if (line.fail() || !known || size > bytes.size() || image.unpacked_bytes == 0)
+      broken(fmt::format("line {} of its kernels is no kernel", n));
     image.target = *known;
     image.bytes.resize(size);
     sums.push_back(sum);
@@ -121,20 +156,45 @@ std::string write_file(const std::string& path, const std::string& bytes) {
 }
 
 std::vector<Target> shipped_targets() {
-  return {{80, false}, {90, false}, {100, false}, {120, false}, {80, true}};
+  return {{75, false}, {80, false}, {90, false}, {100, false}, {120, false}, {80, true}};
 }
 
 Pack build_pack(const Compiler& compiler, const std::vector<Target>& targets) {
+  for (const Target& target : targets)
+    core::require(target.arch >= oldest_arch, "target is {}; the oldest chip that has kernels is sm_{}.", text(target),
+                  oldest_arch);
+  struct Work {
+    Code code;
+    Target target;
+  };
+  std::vector<Work> all;
+  for (const Code& code : shipped())
+    for (const Target& target : targets)
+      if (target.arch >= code.least_arch) all.push_back({code, target});
+
+  // NVRTC compiles for many threads at once, each program by itself.
   Pack pack = {.sources = source_digest(), .compiler = compiler.version, .kernels = {}};
-  for (const rules::ForwardSpec& spec : shipped_forward())
-    for (const Target& target : targets) {
-      const Code code = code_of(spec);
-      Image image = compiler.compile(code, target);
-      if (image.spill_bytes > 0 || !image.warnings.empty())
-        throw core::Error(TESSERA_FAILED, fmt::format("{} for {} spills {} bytes; the compiler says:\n{}", code.text,
-                                                      text(target), image.spill_bytes, image.warnings));
-      pack.kernels.push_back({code.text, std::move(image)});
-    }
+  pack.kernels.resize(all.size());
+  std::vector<std::string> failures(all.size());
+  std::atomic<size_t> next = 0;
+  const auto compile = [&] {
+    for (size_t n = next++; n < all.size(); n = next++) try {
+        const auto& [code, target] = all[n];
+        Image image = compiler.compile(code, target);
+        if (image.spill_bytes > 0 || !image.warnings.empty())
+          failures[n] = fmt::format("{} for {} spills {} bytes; the compiler says:\n{}", code.text, text(target),
+                                    image.spill_bytes, image.warnings);
+        pack.kernels[n] = {code.text, packed(std::move(image))};
+      } catch (const std::exception& error) {
+        failures[n] = error.what();
+      }
+  };
+  std::vector<std::thread> threads(std::clamp(std::thread::hardware_concurrency(), 1u, 8u) - 1);
+  for (std::thread& thread : threads) thread = std::thread(compile);
+  compile();
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures)
+    if (!failure.empty()) throw core::Error(TESSERA_FAILED, failure);
   return pack;
 }
 

@@ -1,9 +1,10 @@
 // The kernel pack: every shipped kernel for every architecture, in one file beside the library. Its head is text:
-//   tessera-pack 1
+//   tessera-pack 2
 //   sources DIGEST            of the kernels' source; another library's pack is refused
 //   compiler 13000
 //   kernels N                 then N lines, and the images one after the other:
-//   sm_90 BYTES CHECKSUM REGISTERS SPILLS forward dtype=bf16 dim=128 ...
+//   sm_90 BYTES UNPACKED CHECKSUM REGISTERS SPILLS forward dtype=bf16 dim=128 ...
+// Images are compressed, each by itself (zlib), and are unpacked one at a time when they are needed.
 #pragma once
 #include <optional>
 #include <vector>
@@ -21,6 +22,9 @@ struct Pack {
   int compiler = 0;
   std::vector<PackedKernel> kernels;
 };
+
+Image packed(Image image);
+Image unpacked(const Image& image);  // throws Error(TESSERA_FAILED): what is wrong with it
 
 uint64_t checksum(const std::string& bytes);  // FNV-1a
 

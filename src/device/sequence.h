@@ -1,9 +1,24 @@
-// Where a sequence's rows lie, from lengths that only the device knows. Unsound lengths are told and never followed.
+// Where a sequence's rows lie, from lengths that only the device knows, and ranges of keys in few bits. Unsound lengths
+// are told and never followed.
 #pragma once
-#include "device/ptx/sm80.h"
+#include "device/ptx/portable.h"
 #include "rules/params.h"
 
 namespace tessera::device {
+
+struct Keys {  // bounds of an empty range are equal
+  int begin, end;
+  TESSERA_DEVICE bool has(int key) const { return begin <= key && key < end; }
+  TESSERA_DEVICE Keys from(int key) const { return {begin - key, end - key}; }  // counted from there
+  // Bit n: has(first + n).
+  TESSERA_DEVICE Word bits(int first) const { return below(end - first) & ~below(begin - first); }
+
+ private:
+  static TESSERA_DEVICE Word below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0 : (1u << n) - 1; }
+};
+TESSERA_DEVICE Keys keys_of(rules::Range r) {  // bounds of an empty range may lie anywhere
+  return r.empty() ? Keys{0, 0} : Keys{static_cast<int>(r.begin), static_cast<int>(r.end)};
+}
 
 struct Rows {  // as core::Rows, which reads the same lists on the host
   int plane, first, used, stored;
@@ -24,19 +39,6 @@ TESSERA_DEVICE Rows rows_of(const rules::DeviceLengths& lengths, int batch) {
     r.sound = r.sound && r.used >= 0 && r.used <= r.stored;
   }
   return r;
-}
-
-struct Sequence {
-  Rows q, k;
-  rules::BandMask band;
-  TESSERA_DEVICE bool sound() const { return q.sound && k.sound; }
-};
-TESSERA_DEVICE Sequence sequence(const rules::ForwardParams& p, int batch) {
-  Sequence s = {rows_of(p.queries, batch), rows_of(p.keys, batch), p.band};
-  s.band.keys = s.k.used;
-  if (p.corner == rules::Corner::bottom_right) s.band.offset = s.k.used - s.q.used;
-  if (p.corner == rules::Corner::per_sequence) s.band.offset = p.corner_offsets[batch];
-  return s;
 }
 
 }  // namespace tessera::device

@@ -1,7 +1,7 @@
 // Tiles of 16-bit numbers in shared memory. Row r's chunk c of 16 bytes lies at place c ^ (r % 8), so that eight rows
 // of one column of chunks lie in eight different groups of banks, as ldmatrix reads them.
 #pragma once
-#include "device/ptx/sm80.h"
+#include "device/ptx/portable.h"
 
 namespace tessera::device {
 

@@ -13,6 +13,10 @@ namespace tessera::rules {
 using Index = long long;  // positions and offsets: 64-bit from the first multiply
 using Word = unsigned int;
 
+// NVRTC has no builtin for it.
+template <class T>
+inline constexpr T infinity = static_cast<T>(__builtin_bit_cast(float, 0x7F800000u));
+
 template <class T>
 TESSERA_RULE T min(T a, T b) {
   return b < a ? b : a;

@@ -62,6 +62,24 @@ struct BandMask {
   TESSERA_RULE Range head(Index row) const { return overlap(frame(row), {0, first}); }
 
   TESSERA_RULE bool keeps(Index row, Index key) const { return near(row).has(key) || head(row).has(key); }
+
+  // The other way round: rows whose near, or head, band has a key of 0 <= key < keys. Neither end moves left as keys
+  // grow.
+  TESSERA_RULE Range rows_near(Index key) const {
+    return overlap(rows_framing(key), {key - right - offset, key + left + 1 - offset});
+  }
+  TESSERA_RULE Range rows_heading(Index key) const { return key < first ? rows_framing(key) : Range{0, 0}; }
+
+ private:
+  TESSERA_RULE Range rows_framing(Index key) const {
+    Range positions = {-4 * far_away, 4 * far_away};
+    if (causal && key >= prefix) positions.begin = key;
+    if (chunked) {
+      const Index begin = key / chunk * chunk;
+      positions = overlap(positions, {begin, begin + chunk});
+    }
+    return {positions.begin - offset, positions.end - offset};
+  }
 };
 
 // A band over several rows: the keys that some row of `rows` sees (a hull), and those that every row sees (exact).
@@ -73,25 +91,6 @@ template <class Band>
 TESSERA_RULE Range seen_by_all(Band&& band, Range rows) {
   return {band(rows.end - 1).begin, band(rows.begin).end};
 }
-// The rows of `rows` that may see some key of `keys`.
-template <class Band>
-TESSERA_RULE Range rows_seeing(Band&& band, Range rows, Range keys) {
-  Index low = rows.begin, high = rows.end;
-  while (low < high) {  // the first row whose range ends past keys.begin
-    const Index middle = low + (high - low) / 2;
-    if (band(middle).end > keys.begin) high = middle;
-    else low = middle + 1;
-  }
-  const Index begin = low;
-  high = rows.end;
-  while (low < high) {  // the first row whose range begins at or past keys.end
-    const Index middle = low + (high - low) / 2;
-    if (band(middle).begin >= keys.end) high = middle;
-    else low = middle + 1;
-  }
-  return {begin, low};
-}
-
 // What a tile of rows has to do with the keys.
 struct Visit {
   Range head, near;  // keys to visit: two ranges in order, which do not overlap
@@ -115,11 +114,16 @@ TESSERA_RULE Visit visit(const BandMask& mask, Range rows) {
   }
   return v;
 }
+// The rows that may see some key of `keys`: a hull.
 TESSERA_RULE Range rows_visiting(const BandMask& mask, Range rows, Range keys) {
-  const auto near = [&](Index row) { return mask.near(row); };
-  const auto head = [&](Index row) { return mask.head(row); };
-  const Range a = rows_seeing(near, rows, keys);
-  return mask.first > 0 ? hull(a, rows_seeing(head, rows, keys)) : a;
+  keys = overlap(keys, {0, mask.keys});
+  if (keys.empty()) return {0, 0};
+  const Range near = {mask.rows_near(keys.begin).begin, mask.rows_near(keys.end - 1).end};
+  const Range heading = {0, min(keys.end, mask.first)};
+  const Range head = keys.begin < heading.end
+                         ? Range{mask.rows_heading(keys.begin).begin, mask.rows_heading(heading.end - 1).end}
+                         : Range{0, 0};
+  return hull(overlap(near, rows), overlap(head, rows));
 }
 
 // Where a window lies off the diagonal (p - left > p or p + right < p), some rows may see nothing, and the hulls above
@@ -128,7 +132,7 @@ TESSERA_RULE bool hulls_have_gaps(const BandMask& mask) {
   return mask.left < 0 || mask.right < 0;
 }
 TESSERA_RULE bool some_row_sees(const BandMask& mask, Range rows, Index key) {
-  return !rows_visiting(mask, rows, {key, key + 1}).empty();
+  return !overlap(mask.rows_near(key), rows).empty() || !overlap(mask.rows_heading(key), rows).empty();
 }
 
 }  // namespace tessera::rules

@@ -8,13 +8,13 @@ namespace tessera::rules {
 // The number to subtract before exponentiating: scores of an empty row are all -inf, and -inf - 0 is still -inf.
 template <class T>
 TESSERA_RULE T reference_score(T largest) {
-  return largest == -__builtin_huge_val() ? T{0} : largest;
+  return largest == -infinity<T> ? T{0} : largest;
 }
 
 // exp(part - whole) for part <= whole, with equal infinities weighing 1 where they are the whole, and an empty part 0.
 template <class T, class Exp>
 TESSERA_RULE T weight(T part, T whole, Exp&& exponential) {
-  if (part == -__builtin_huge_val()) return T{0};
+  if (part == -infinity<T>) return T{0};
   return part == whole ? T{1} : exponential(part - whole);
 }
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "engine.h"
-#include "random_line.h"
+#include "tests/random_line.h"
 
 namespace tessera::test {
 namespace {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <tessera/tessera.hpp>
 
-#include "random_line.h"
+#include "tests/random_line.h"
 
 namespace tessera::test {
 namespace {

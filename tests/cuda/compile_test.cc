@@ -29,7 +29,8 @@ Code code_with(const char* body, const char* bounds = "") {
           .source = fmt::format("extern \"C\" __global__ void {} f(float* x) {{ {} }}", bounds, body),
           .entry = "f",
           .threads = 32,
-          .shared_bytes = 0};
+          .shared_bytes = 0,
+          .least_arch = 75};
 }
 
 TEST_F(Compile, MachineCodeAndPtx) {

@@ -27,8 +27,11 @@ namespace tessera::cuda {
 struct CUctx_st {
   Ordinal device;
 };
-struct CUlib_st {};
+struct CUlib_st {
+  std::string image;
+};
 struct CUkern_st {
+  const char *entry, *image;
   std::map<Ordinal, int> shared_bytes;  // that a launch may ask for, where it was raised
 };
 }  // namespace tessera::cuda
@@ -42,6 +45,7 @@ constexpr Result out_of_memory = 2, invalid_device = 101, invalid_context = 201,
                  capture_unsupported = 900;
 // CUresult and others: those that it gives.
 constexpr Ordinal device_cpu = -1;
+constexpr const char* entries[] = {"tessera_forward", "tessera_general", "tessera_backward"};  // of kernels
 constexpr int most_fakes = 64, default_shared_bytes = 48 << 10;
 
 int variable(const char* name, int otherwise) {
@@ -281,7 +285,9 @@ Result cuLibraryLoadData(Library* library, const void* image, int*, void**, unsi
   if (!image) return invalid_value;
   const std::lock_guard lock(mutex);
   ++loads;
-  *library = &libraries.emplace_back();
+  constexpr size_t most_text = 200;
+  const auto* const text = static_cast<const char*>(image);
+  *library = &libraries.emplace_back(std::string(text, ::strnlen(text, most_text)));
   kernels[*library] = {};
   return 0;
 }
@@ -294,8 +300,12 @@ Result cuLibraryGetKernel(Function* function, Library library, const char* name)
   const std::lock_guard lock(mutex);
   const auto found = kernels.find(library);
   if (found == kernels.end()) return invalid_value;
-  if (std::strcmp(name, "tessera_forward") != 0) return not_found;
+  const auto known = std::find_if(std::begin(entries), std::end(entries),
+                                  [&](const char* entry) { return std::strcmp(entry, name) == 0; });
+  if (known == std::end(entries)) return not_found;
   *function = &found->second;
+  (*function)->entry = *known;
+  (*function)->image = library->image.c_str();
   return 0;
 }
 Result cuKernelSetAttribute(Attribute attribute, int value, Function function, Ordinal device) {
@@ -322,8 +332,12 @@ Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsig
                        .stream = stream,
                        .context = current.back(),
                        .device = device,
-                       .params = {}};
-  std::memcpy(&launch.params, arguments[0], sizeof launch.params);
+                       .entry = function->entry,
+                       .image = function->image,
+                       .params = {},
+                       .general = {}};
+  if (function->entry == entries[0]) std::memcpy(&launch.params, arguments[0], sizeof launch.params);
+  if (function->entry == entries[1]) std::memcpy(&launch.general, arguments[0], sizeof launch.general);
   launches.push_back(launch);
   return 0;
 }
@@ -342,9 +356,9 @@ int fake_libraries() {
   const std::lock_guard lock(mutex);
   return static_cast<int>(kernels.size());
 }
-void fake_last_launch(FakeLaunch* launch) {
+void fake_launch(int n, FakeLaunch* launch) {
   const std::lock_guard lock(mutex);
-  *launch = launches.back();
+  *launch = launches.at(static_cast<size_t>(n));
 }
 Context fake_context(Ordinal device) {
   const std::lock_guard lock(mutex);

@@ -9,16 +9,18 @@
 struct FakeLaunch {
   unsigned grid[3], block[3], shared_bytes;
   tessera::cuda::Stream stream;
-  tessera::cuda::Context context;  // that was current
-  tessera::cuda::Ordinal device;   // of the context
-  tessera::rules::ForwardParams params;
+  tessera::cuda::Context context;         // that was current
+  tessera::cuda::Ordinal device;          // of the context
+  const char *entry, *image;              // the kernel's name, and what was loaded: its text up to a 0
+  tessera::rules::ForwardParams params;   // of "tessera_forward"
+  tessera::rules::GeneralParams general;  // of "tessera_general"
 };
 
 extern "C" {
-int fake_launches();   // since the process began
-int fake_loads();      // calls of cuLibraryLoadData that went right
-int fake_libraries();  // loaded and not unloaded
-void fake_last_launch(FakeLaunch* launch);
+int fake_launches();                          // since the process began
+int fake_loads();                             // calls of cuLibraryLoadData that went right
+int fake_libraries();                         // loaded and not unloaded
+void fake_launch(int n, FakeLaunch* launch);  // the n-th since the process began
 // A context of the device that is not its primary one, as a program makes that knows no CUDA runtime.
 tessera::cuda::Context fake_context(tessera::cuda::Ordinal device);
 // Memory that the driver knows and no GPU holds: its device is CU_DEVICE_CPU.

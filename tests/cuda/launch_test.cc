@@ -2,16 +2,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <memory>
 #include <thread>
 
-#include "child.h"
-#include "core/operand.h"
-#include "core/sequence.h"
 #include "cuda/compile.h"
-#include "fake_libcuda.h"
-#include "made_pack.h"
-#include "tests/api/calls.h"
+#include "on_fake.h"
 
 namespace tessera::test {
 namespace {
@@ -19,77 +13,11 @@ namespace {
 using rules::Corner;
 using rules::ForwardParams;
 
-// A child with a made pack, an empty cache and `environment` for the fake.
-template <class Test>
-void with_driver(Environment environment, Test&& test) {
-  const Folder cache;
-  environment.emplace_back("TESSERA_CACHE", cache.path());
-  in_child(environment, [&] {
-    put_pack(made_pack());
-    test();
-  });
-}
-template <class Test>
-void with_driver(Test&& test) {
-  with_driver({}, test);
-}
-
-std::byte* allocate(size_t bytes, int device = 0) {
-  cuda::Context before = nullptr, context = nullptr;
-  unsigned long long address = 0;
-  EXPECT_EQ(cuCtxGetCurrent(&before), 0);
-  EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, device), 0);
-  EXPECT_EQ(cuCtxSetCurrent(context), 0);
-  EXPECT_EQ(cuMemAlloc_v2(&address, bytes), 0);
-  EXPECT_EQ(cuCtxSetCurrent(before), 0);
-  return reinterpret_cast<std::byte*>(address);  // lives as long as the child
-}
 cuda::Context current_context() {
   cuda::Context context = nullptr;
   EXPECT_EQ(cuCtxGetCurrent(&context), 0);
   return context;
 }
-
-// A line, a plan of it and its operands in the memory of a device.
-struct Case {
-  Line line;
-  Plan plan;
-  tessera_bindings bindings;
-
-  explicit Case(const char* text, const char* device_name = "cuda", int device = 0,
-                const tessera_hints* hints = nullptr)
-      : line(parse(text)) {
-    const tessera_device facts = find_device(device_name);
-    tessera_plan* made = nullptr;
-    expect_ok([&](tessera_error* e) { return tessera_plan_make(&problem(), &facts, hints, &made, e); });
-    plan.reset(made);
-    tessera_bindings_init(&bindings);
-    for (int name = 0; name < TESSERA_NAMES; ++name) {
-      const tessera_operand& o = problem().operand[name];
-      const auto bytes = static_cast<size_t>(core::span(o) * core::dtype_bytes(o.dtype));
-      if (bytes > 0) bindings.data[name] = allocate(bytes, device);
-    }
-  }
-  const tessera_problem& problem() const { return *tessera_line_problem(line.get()); }
-  int32_t run(tessera_error* error, void* stream = nullptr) const {
-    return tessera_run(plan.get(), &bindings, stream, error);
-  }
-  // Runs it and returns what was launched.
-  FakeLaunch launch(void* stream = nullptr) const {
-    const int before = fake_launches();
-    expect_ok([&](tessera_error* e) { return run(e, stream); });
-    EXPECT_EQ(fake_launches(), before + 1);
-    FakeLaunch launch = {};
-    fake_last_launch(&launch);
-    return launch;
-  }
-  ForwardParams params() const { return launch().params; }
-  void expect_refused(int code, const std::string& fragment) const {
-    const int before = fake_launches();
-    expect_says(code, fragment, [&](tessera_error* e) { return run(e); });
-    EXPECT_EQ(fake_launches(), before) << fragment;
-  }
-};
 
 void expect_steps(const rules::Steps& got, int64_t batch, int64_t row, int64_t head) {
   EXPECT_EQ(got.batch, batch);
@@ -310,6 +238,28 @@ TEST(CudaLaunch, BandsAndCorners) {
   });
 }
 
+TEST(CudaLaunch, BiasesAndKeepMasks) {
+  with_driver([] {
+    Case c("forward bf16 b2 h4/2 q300 k200 d64 bias=1,h,q,k mask=keep(b,1,q,k) scale=0.5");
+    const ForwardParams p = c.params();
+    EXPECT_EQ(p.bias, c.bindings.data[TESSERA_BIAS]);
+    EXPECT_EQ(p.keep, c.bindings.data[TESSERA_KEEP]);
+    EXPECT_NE(p.keep, nullptr);
+    expect_steps(p.bias_step, 0, 200, 300 * 200);
+    expect_steps(p.keep_step, 300 * 200, 200, 0);
+    EXPECT_EQ(p.pair_scale, 0.5f);
+    EXPECT_EQ(p.scale, 1);
+    EXPECT_FLOAT_EQ(p.scale_log2, 1.4426950408889634f);
+    EXPECT_TRUE(p.keep_in_words);
+    c.bindings.data[TESSERA_KEEP] = static_cast<std::byte*>(c.bindings.data[TESSERA_KEEP]) + 1;
+    EXPECT_FALSE(c.params().keep_in_words);
+    EXPECT_FALSE(Case("forward bf16 q2 k3 d64 mask=keep").params().keep_in_words);  // every other row begins odd
+    const ForwardParams none = Case(any_line).params();
+    EXPECT_EQ(none.bias, nullptr);
+    EXPECT_EQ(none.keep, nullptr);
+  });
+}
+
 // Under a causal mask as many heads run side by side as keep K and V in 32 MiB: 4096 keys of 2 * 128 numbers are 2 MiB,
 // so 16 KV heads, each of 4 query heads.
 TEST(CudaLaunch, SectionsOfHeads) {
@@ -402,7 +352,7 @@ TEST(CudaRun, WhatTheDriverSaysIsTold) {
   with_driver({{"FAKE_CUDA_LOAD", "218"}}, [] {
     const Case c(any_line);
     c.expect_refused(TESSERA_FAILED,
-                     "loading forward dtype=bf16 dim=128 tile_rows=128 tile_keys=64 warps=4 stages=2 for "
+                     "loading forward dtype=bf16 dim=128 tile_rows=128 tile_keys=64 warps=4 stages=2 pairs=0 for "
                      "sm_90: the CUDA driver says 218 (a PTX JIT compilation failed)");
     ::unsetenv("FAKE_CUDA_LOAD");
     EXPECT_EQ(c.launch().grid[0], 24u) << "what failed once is tried again";

@@ -20,11 +20,10 @@ inline cuda::Image made_image(cuda::Target target, std::string bytes, int regist
 
 inline cuda::Pack made_pack() {
   cuda::Pack pack = {.sources = cuda::source_digest(), .compiler = 13000, .kernels = {}};
-  for (const rules::ForwardSpec& spec : cuda::shipped_forward())
-    for (const cuda::Target& target : cuda::shipped_targets()) {
-      const std::string code = cuda::code_of(spec).text;
-      pack.kernels.push_back({code, made_image(target, code + " " + text(target), 100)});
-    }
+  for (const cuda::Code& code : cuda::shipped())
+    for (const cuda::Target& target : cuda::shipped_targets())
+      if (target.arch >= code.least_arch)
+        pack.kernels.push_back({code.text, made_image(target, code.text + " " + text(target), 100)});
   return pack;
 }
 

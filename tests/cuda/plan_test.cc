@@ -1,11 +1,10 @@
 // What the CUDA engine takes, what it refuses and in which words, and the launches that its plans make.
-#include "core/plan.h"
+#include "plan_of.h"
 
 #include <cstring>
 
 #include "core/cascade.h"
-#include "core/line.h"
-#include "cuda/cuda.h"
+#include "tests/api/calls.h"
 #include "tests/core/refusal.h"
 
 namespace tessera::cuda {
@@ -19,12 +18,9 @@ using core::parse;
 using core::Plan;
 using core::refusal;
 
-Plan plan_of(const std::string& line, const Device& device, const Hints& hints = {}) {
-  return core::choose(kernels(), parse(line).problem, device, hints);
-}
-Plan plan_of(const std::string& line, const char* device = "h200", const Hints& hints = {}) {
-  return plan_of(line, find_device(device), hints);
-}
+const Hints general = test::allowing("cuda.general");
+const Hints portable = test::allowing("cuda.portable");
+
 const core::Launch& launch_of(const Plan& plan) {
   EXPECT_EQ(plan.steps.size(), 1u);
   return plan.steps.front().launch;
@@ -68,24 +64,29 @@ TEST(CudaPlan, WhatTheKernelHas) {
                            "forward bf16 d64 varlen=q[3,0,5]k[4,2,1]",
                            "forward bf16 b2 q5 k7 d64 seqused=q[1,2]k[3,4]",
                            "forward bf16 d64 varlen=q[3,5] k9 b2 seqused=k[1,2] status",
-                           "forward bf16 d64 scale=0.5 batch_invariant deterministic allow_tf32",
+                           "forward bf16 d64 scale=0.5 deterministic allow_tf32",
+                           "forward bf16 d256 mask=causal",
+                           "forward f16 b2 h6/2 q5 k8 d64 bias=b,h,q,k",
+                           "forward bf16 b2 h6/2 q5 k8 d128 bias=1,1,1,k scale=-2",
+                           "forward bf16 b2 h6/2 q5 k7 d64 mask=keep(b,1,q,k)",
+                           "forward bf16 b2 h6/2 q5 k8 d64 mask=keep&causal bias=1,h,q,k",
                            "forward bf16 d64 align=16",
                            "forward bf16 d64 align=64",
                            "forward bf16 b0 d64",
                            "forward bf16 q0 d64",
                            "forward bf16 k0 d64"})
-    EXPECT_EQ(refusal([&] { plan_of(line); }).message, "") << line;
+    EXPECT_EQ(refusal([&] { plan_of(line, "h200", portable); }).message, "") << line;
 }
 
-// Everything else, in the kernel's own words.
+// Everything else, in the kernel's own words. The general kernels answer it.
 TEST(CudaPlan, WhatTheKernelLacks) {
   constexpr struct {
     const char *line, *words;
   } rows[] = {
       {"forward f32 d64", "its products are bf16 or f16, q is f32"},
-      {"forward f64 d64", "its products are bf16 or f16, q is f64"},
-      {"forward bf16 d96", "dims are 96 and 96; it has D = Dv of 64 and 128"},
-      {"forward bf16 d256", "dims are 256 and 256; it has D = Dv of 64 and 128"},
+      {"forward bf16 d96", "dims are 96 and 96; it has D = Dv of 64 and 128, and without bias and keep mask 256"},
+      {"forward bf16 q4 k4 d256 bias=1,1,q,k", "dims are 256 and 256; it has D = Dv of 64 and 128"},
+      {"forward bf16 q4 k4 d256 mask=keep", "dims are 256 and 256; it has D = Dv of 64 and 128"},
       {"forward bf16 d64/32", "dims are 64 and 32; it has D = Dv of 64 and 128"},
       {"forward bf16 d64/128", "dims are 64 and 128; it has D = Dv of 64 and 128"},
       {"backward bf16 d64", "it attends forward only"},
@@ -96,8 +97,16 @@ TEST(CudaPlan, WhatTheKernelLacks) {
       {"decode bf16 k8 d64 kv=e4m3:tensor", "k is e4m3, the kernel reads q's dtype"},
       {"forward bf16 q4 k4 d64 softcap=5", "it has no softcap"},
       {"forward bf16 q4 k4 d64 dropout=0.5", "it has no dropout"},
-      {"forward bf16 q4 k4 d64 bias=1,1,q,k", "it has no bias"},
-      {"forward bf16 q4 k4 d64 mask=keep", "it has no keep mask"},
+      {"forward bf16 q4 k4 d64 bias=1,1,q,k:f32", "bias is f32, it reads q's dtype"},
+      {"forward bf16 q4 k4 d64 bias=1,1,q,k:f16", "bias is f16, it reads q's dtype"},
+      {"forward bf16 q4 k4 d64 bias=1,1,q,1", "bias has 1 keys of stride 1; it reads all keys one after the other"},
+      {"forward bf16 q4 k4 d64 bias=1,1,q,k strides=bias[32,32,8,2]",
+       "bias has 4 keys of stride 2; it reads all keys one after the other"},
+      {"forward bf16 q4 k5 d64 bias=1,1,q,k", "bias has rows of 5 numbers"},
+      {"forward bf16 q4 k4 d64 bias=1,1,q,k strides=bias[20,20,5,1]",
+       "bias has rows of 4 numbers, stride[2] 5; it reads two at once"},
+      {"forward bf16 q4 k4 d64 mask=keep(1,1,q,1)",
+       "keep has 1 keys of stride 1; it reads all keys one after the other"},
       {"forward bf16 q4 k4 d64 mask=exclude_keys", "it has no excluded keys"},
       {"forward bf16 q4 k4 d64 mask=documents", "it has no documents"},
       {"forward bf16 q4 k4 d64 alibi", "it has no ALiBi slopes"},
@@ -109,7 +118,6 @@ TEST(CudaPlan, WhatTheKernelLacks) {
       {"forward bf16 q4 k4 d64 scale=1e38", "scale is 1e+38; it must be above 0"},
       {"forward bf16 q4 k4 d64 mask=window(-1,3)", "the window lies off the diagonal"},
       {"forward bf16 q4 k4 d64 mask=window(3,-1)", "the window lies off the diagonal"},
-      {"forward bf16 k1073741825 d64", "a sequence is longer than 1073741824"},
       {"forward bf16 h2 q4 k4 d64 strides=q[544,132,66,1]",
        "q.stride[1] is 132; the kernel needs rows at multiples of 16 bytes"},
       {"forward bf16 h2 q4 k4 d64 strides=k[1024,128,68,1]",
@@ -123,18 +131,35 @@ TEST(CudaPlan, WhatTheKernelLacks) {
       {"forward bf16 d64 align=8", "pointers are promised at multiples of 8 bytes, the kernel needs 16"},
       {"forward bf16 d64 align=2", "pointers are promised at multiples of 2 bytes, the kernel needs 16"},
   };
-  for (const auto& row : rows)
-    expect_says(refusal([&] { plan_of(row.line); }), TESSERA_UNSUPPORTED,
-                fmt::format("\n  cuda.portable: {}", row.words));
+  for (const auto& [line, words] : rows) {
+    expect_says(refusal([&] { plan_of(line, "h200", portable); }), TESSERA_UNSUPPORTED,
+                fmt::format("\n  cuda.portable: {}", words));
+    EXPECT_EQ(refusal([&] { plan_of(line, "h200", general); }).message, "") << line;
+  }
+}
+
+TEST(CudaPlan, WhatNoKernelHas) {
+  constexpr struct {
+    const char *line, *portable_words, *general_words;
+  } rows[] = {
+      {"forward f64 d64", "its products are bf16 or f16, q is f64", "float64 is computed on processors only"},
+      {"forward bf16 k1073741825 d64", "a sequence is longer than 1073741824", "a sequence is longer than 1073741824"},
+  };
+  for (const auto& [line, portable_words, general_words] : rows) {
+    const core::Refusal got = refusal([&] { plan_of(line); });
+    expect_says(got, TESSERA_UNSUPPORTED, fmt::format("\n  cuda.portable: {}", portable_words));
+    expect_says(got, TESSERA_UNSUPPORTED, fmt::format("\n  cuda.general: {}", general_words));
+  }
 }
 
 TEST(CudaPlan, StridesThatCannotMatterAreNotRead) {
   for (const char* line :
        {"forward bf16 b1 h1 q4 k4 d64 strides=q[3,64,3,1]", "forward bf16 q1 k4 d64 strides=q[3,3,3,1]",
         "forward bf16 h2 q4 k4 d64 strides=k[0,64,0,1]"})
-    EXPECT_EQ(refusal([&] { plan_of(line); }).message, "") << line;
+    EXPECT_EQ(refusal([&] { plan_of(line, "h200", portable); }).message, "") << line;
   // 4-byte numbers: 36 of them are 144 bytes.
-  EXPECT_EQ(refusal([&] { plan_of("forward bf16 q4 k4 d64 out=f32 strides=out[400,100,64,1]"); }).message, "");
+  const char* const f32 = "forward bf16 q4 k4 d64 out=f32 strides=out[400,100,64,1]";
+  EXPECT_EQ(refusal([&] { plan_of(f32, "h200", portable); }).message, "");
 }
 
 TEST(CudaPlan, DevicesThatCannotRunIt) {
@@ -143,12 +168,12 @@ TEST(CudaPlan, DevicesThatCannotRunIt) {
               "cuda.portable: device avx2 is a processor, the kernel runs on NVIDIA GPUs");
   Device small = find_device("a10");
   small.shared_per_block = 100'000;
-  expect_says(refusal([&] { plan_of(line, small); }), TESSERA_UNSUPPORTED,
+  expect_says(refusal([&] { plan_of(line, small, portable); }), TESSERA_UNSUPPORTED,
               "cuda.portable: a block needs 101120 bytes of shared memory, device a10 has 100000");
   small.shared_per_block = 101'120;
-  EXPECT_EQ(refusal([&] { plan_of(line, small); }).message, "");
+  EXPECT_EQ(refusal([&] { plan_of(line, small, portable); }).message, "");
   // More than 2^31 - 1 blocks: of 2^16 sequences, 2^10 heads and 2^6 tiles, whose k and v are one row.
-  expect_says(refusal([&] { plan_of("forward bf16 b65536 h1024 q8192 k1 d64 strides=q[0,0,0,1]"); }),
+  expect_says(refusal([&] { plan_of("forward bf16 b65536 h1024 q8192 k1 d64 strides=q[0,0,0,1]", "h200", portable); }),
               TESSERA_UNSUPPORTED, "cuda.portable: it would take 4294967296 blocks; a launch has at most 2147483647");
 }
 
@@ -165,15 +190,16 @@ TEST(CudaPlan, TheSameQuestionHasTheSameTextTwice) {
   EXPECT_NE(text.find("workspace  none"), std::string::npos) << text;
 }
 
-// Blocks are batch * heads * ceil(queries / 128); a packed q has one more for each 128 of its rows, at most 64, which
-// clear what lies past the last sequence. Shared memory: q, two stages of k and v, 20 bytes a row, 256 for the job.
+// Blocks are batch * heads * ceil(queries / 128), beside biases and keep masks / 64; a packed q has one more for each
+// tile of its rows, at most 64, which clear what lies past the last sequence. Shared memory: q, two stages of k and v,
+// 20 bytes a row, 256 for the job.
 TEST(CudaPlan, GridsByHand) {
-  constexpr int d128 = 2 * 128 * (128 + 2 * 2 * 64) + 20 * 128 + 256,
-                d64 = 2 * 64 * (128 + 2 * 2 * 64) + 20 * 128 + 256;
-  constexpr struct {
+  const auto bytes = [](int dim, int tile_rows) { return 2 * dim * (tile_rows + 2 * 2 * 64) + 20 * tile_rows + 256; };
+  const int d128 = bytes(128, 128), d64 = bytes(64, 128);
+  const struct {
     const char* line;
     int64_t blocks;
-    int shared_bytes;
+    int shared_bytes, threads = 128, tile_rows = 128;
   } rows[] = {
       {"forward bf16 b1 h1 q1 k1 d128", 1, d128},
       {"forward bf16 b1 h1 q128 k1 d128", 1, d128},
@@ -187,13 +213,16 @@ TEST(CudaPlan, GridsByHand) {
       {"forward bf16 b3 h2 q0 k8 d64", 0, d64},
       {"forward bf16 h2 q5 d64 varlen=q[0,0]k[3,4]", 0, d64},  // bounds alone, no rows
       {"forward bf16 b3 h2 q200 k0 d64", 3 * 2 * 2, d64},      // whose out is zeros
+      {"forward bf16 b3 h2 q200 k8 d256", 3 * 2 * 2, bytes(256, 128), 256},
+      {"forward bf16 b3 h2 q200 k8 d64 bias=1,1,q,k", 3 * 2 * 4, bytes(64, 64), 128, 64},
+      {"forward f16 b3 h2 q200 k8 d128 mask=keep", 3 * 2 * 4, bytes(128, 64), 128, 64},
   };
-  for (const auto& [line, blocks, shared_bytes] : rows) {
+  for (const auto& [line, blocks, shared_bytes, threads, tile_rows] : rows) {
     const Plan plan = plan_of(line);
     EXPECT_EQ(launch_of(plan).blocks, blocks) << line;
-    EXPECT_EQ(launch_of(plan).threads, 128) << line;
+    EXPECT_EQ(launch_of(plan).threads, threads) << line;
     EXPECT_EQ(launch_of(plan).shared_bytes, shared_bytes) << line;
-    EXPECT_EQ(plan.tile_rows, 128);
+    EXPECT_EQ(plan.tile_rows, tile_rows) << line;
     EXPECT_EQ(plan.tile_keys, 64);
     EXPECT_EQ(plan.workspace_bytes, 0);
   }

@@ -14,17 +14,18 @@ using rules::Float;
 using rules::ForwardSpec;
 
 constexpr ForwardSpec good = {
-    .dtype = Float::bf16, .dim = 128, .tile_rows = 128, .tile_keys = 64, .warps = 4, .stages = 2};
+    .dtype = Float::bf16, .dim = 128, .tile_rows = 128, .tile_keys = 64, .warps = 4, .stages = 2, .pairs = 0};
 
 // Specs that differ from `good` in one field.
 std::vector<ForwardSpec> neighbours() {
-  std::vector<ForwardSpec> all(6, good);
+  std::vector<ForwardSpec> all(7, good);
   all[0].dtype = Float::f16;
   all[1].dim = 64;
   all[2].tile_rows = 256;
   all[3].tile_keys = 32;
   all[4].warps = 8;
   all[5].stages = 3;
+  all[6].pairs = 1;
   return all;
 }
 
@@ -36,21 +37,24 @@ std::vector<std::string> field_names() {
 }
 
 TEST(Spec, WhatShipsIsLegalAndNoneShipsTwice) {
-  std::set<std::string> texts;
-  for (const ForwardSpec& spec : shipped_forward()) {
-    EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
-    EXPECT_TRUE(texts.insert(code_of(spec).text).second) << code_of(spec).text;
+  for (const ForwardSpec& spec : shipped_forward()) EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
+  for (const rules::BackwardSpec& spec : shipped_backward()) EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
+  std::set<std::string> texts, sources;
+  for (const Code& code : shipped()) {
+    EXPECT_TRUE(texts.insert(code.text).second) << code.text;
+    EXPECT_TRUE(sources.insert(code.source).second) << code.text;
   }
-  EXPECT_FALSE(texts.empty());
+  EXPECT_GE(texts.size(), shipped_forward().size() + shipped_general().size());
 }
 
 TEST(Spec, TextAndSourceNameEveryField) {
-  EXPECT_EQ(field_names(), (std::vector<std::string>{"dtype", "dim", "tile_rows", "tile_keys", "warps", "stages"}));
+  EXPECT_EQ(field_names(),
+            (std::vector<std::string>{"dtype", "dim", "tile_rows", "tile_keys", "warps", "stages", "pairs"}));
   const Code code = code_of(good);
-  EXPECT_EQ(code.text, "forward dtype=bf16 dim=128 tile_rows=128 tile_keys=64 warps=4 stages=2");
+  EXPECT_EQ(code.text, "forward dtype=bf16 dim=128 tile_rows=128 tile_keys=64 warps=4 stages=2 pairs=0");
   EXPECT_NE(
       code.source.find("#define TESSERA_SPEC {.dtype = tessera::rules::Float::bf16, .dim = 128, .tile_rows = 128, "
-                       ".tile_keys = 64, .warps = 4, .stages = 2, }\n"),
+                       ".tile_keys = 64, .warps = 4, .stages = 2, .pairs = 0, }\n"),
       std::string::npos)
       << code.source;
   EXPECT_EQ(code.threads, 128);
@@ -88,6 +92,8 @@ TEST(Spec, LegalRefusesWhatCannotBe) {
   bad("no warps", [](ForwardSpec& s) { s.warps = 0; });
   bad("too many warps", [](ForwardSpec& s) { s.warps = 32, s.tile_rows = 512; });
   bad("threads that do not divide into rows", [](ForwardSpec& s) { s.warps = 2, s.dim = 192; });
+  bad("biases of more rows than registers hold", [](ForwardSpec& s) { s.pairs = 1; });
+  bad("pairs that are neither there nor not", [](ForwardSpec& s) { s.pairs = 2, s.tile_rows = 64; });
   bad("one stage, which is read while it is written", [](ForwardSpec& s) { s.stages = 1; });
   bad("too many stages", [](ForwardSpec& s) { s.stages = 9; });
   // The kernel tests keys in words of 32 (src/device/portable/forward.h): a half word would be left untested.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Problem lines drawn at random that the portable forward kernel answers, for `tessera check - --engine cuda`: masks,
-lengths, packing, strides, scales and outputs.
+"""Problem lines drawn at random that the portable kernels answer, for `tessera check - --engine cuda`: masks,
+biases, lengths, packing, strides, scales and outputs. A bias of an odd number of keys it refuses.
 
 usage: random_lines.py COUNT [SEED]"""
 import random
@@ -9,7 +9,7 @@ import sys
 LENGTHS = (0, 1, 2, 7, 16, 17, 31, 61, 63, 64, 65, 97, 127, 128, 129, 191, 255, 257, 320)
 
 
-def mask(draw):
+def mask(draw, pairs):
     parts = []
     corner = draw.choice(["", "@bottom_right", "@top_left", f"@at({draw.randrange(-150, 250)})", "@at"])
     kind = draw.randrange(4)
@@ -23,12 +23,13 @@ def mask(draw):
         parts.append(f"window({side()},{side()})")
     if draw.random() < 0.2:
         parts.append(f"chunk({draw.choice([1, 3, 16, 63, 64, 65, 100, 128])})")
-    if not parts:
-        return ""
-    parts[0] += corner
+    if parts:
+        parts[0] += corner
     if window and draw.random() < 0.5:
         parts.append(f"first({draw.choice([1, 4, 63, 64, 70, 130])})")
-    return " mask=" + "&".join(parts)
+    if pairs and draw.random() < 0.5:
+        parts.append(draw.choice(["keep(b,h,q,k)", "keep(1,h,1,k)", "keep(b,1,q,k)"]))
+    return " mask=" + "&".join(parts) if parts else ""
 
 
 def strides(draw, dim, sizes):
@@ -43,7 +44,7 @@ def strides(draw, dim, sizes):
         for d in order:
             made[d] = step
             step = step * max(1, extent[d]) + 8 * draw.randrange(3)
-        if name != "out" and draw.random() < 0.2:
+        if name in ("q", "k", "v") and draw.random() < 0.2:
             made[draw.choice([0, 2])] = 0
         text += f"{name}[{made[0]},{made[1]},{made[2]},1]"
     return " strides=" + text if text else ""
@@ -51,8 +52,10 @@ def strides(draw, dim, sizes):
 
 def line(draw):
     heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1), (8, 8)])
-    dim = draw.choice([64, 128])
-    text = f"forward {draw.choice(['bf16', 'f16'])} h{heads}/{kv} d{dim}"
+    backward = draw.random() < 0.4
+    dim = draw.choice([64, 128] if backward else [64, 128, 256])
+    pairs = not backward and dim < 256 and draw.random() < 0.4  # a bias or a keep mask
+    text = f"{'backward' if backward else 'forward'} {draw.choice(['bf16', 'f16'])} h{heads}/{kv} d{dim}"
     batch = draw.choice([1, 1, 2, 3])
     q, k = ([draw.choice(LENGTHS) for _ in range(batch)] for _ in range(2))
     packed_q, packed_k = draw.random() < 0.35, draw.random() < 0.35
@@ -66,16 +69,22 @@ def line(draw):
     else:
         text += f" b{batch} q{q[0]} k{k[0]}"
         if draw.random() < 0.5:
-            sizes = {"q": (batch, q[0], heads), "k": (batch, k[0], kv), "v": (batch, k[0], kv), "out": (batch, q[0], heads)}
+            queries, keys = (batch, q[0], heads), (batch, k[0], kv)
+            sizes = {"q": queries, "k": keys, "v": keys, "out": queries}
+            if backward:
+                sizes |= {"dout": queries, "dq": queries, "dk": keys, "dv": keys}
             text += strides(draw, dim, sizes)
         else:
             text += draw.choice(["", " layout=bhsd", " layout=qkv", " layout=kv"])
     if draw.random() < 0.2:
         text += draw.choice([" seqused=q", " seqused=k", " seqused=qk"])
-    text += mask(draw)
+    text += mask(draw, pairs)
+    if pairs and draw.random() < 0.7:
+        text += draw.choice([" bias=1,h,q,k", " bias=b,h,q,k", " bias=b,1,1,k", " bias=1,1,q,k"])
     text += draw.choice(["", "", "", " scale=0.3", " scale=1", " scale=1e-3"])
-    text += draw.choice(["", "", " out=f32"]) + draw.choice(["", "", " nolse"])
-    return text
+    if backward:
+        return text + draw.choice(["", " dlse"])
+    return text + draw.choice(["", "", " out=f32"]) + draw.choice(["", "", " nolse"])
 
 
 def main():

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -69,10 +70,11 @@ void need(int result, const char* what) {
 constexpr size_t guard_bytes = 256;
 constexpr unsigned char guard_byte = 0xA5;
 
-// Bytes before an operand: its guard, and what leaves its address at an odd multiple of the promised alignment.
-size_t offset_in(const Case& c) {
+// Bytes before an operand: its guard, and what leaves its address at an odd multiple of the promised alignment, or of
+// its own element.
+size_t offset_in(const Case& c, int name) {
   const int64_t promised = c.problem().alignment > 0 ? c.problem().alignment : 16;
-  return guard_bytes + static_cast<size_t>(promised);
+  return guard_bytes + std::max(static_cast<size_t>(promised), tessera_dtype_bytes(c.operand(name).dtype));
 }
 
 }  // namespace
@@ -94,8 +96,8 @@ GpuCase::GpuCase(const Case& c, const std::string& device) : case_(c), bindings_
   for (int name = 0; name < TESSERA_NAMES; ++name) {
     const auto n = static_cast<size_t>(name);
     if (!c.has(name)) continue;
-    const Address memory = allocate(offset_in(c) + c.span(name) + guard_bytes);
-    bindings_.data[n] = reinterpret_cast<void*>(memory + offset_in(c));
+    const Address memory = allocate(offset_in(c, name) + c.span(name) + guard_bytes);
+    bindings_.data[n] = reinterpret_cast<void*>(memory + offset_in(c, name));
   }
   if (c.problem().cache.v_in_k) bindings_.data[TESSERA_V] = bindings_.data[TESSERA_K];
   upload();
@@ -110,7 +112,7 @@ void GpuCase::upload() {
     if (!case_.has(name)) continue;
     const auto at = reinterpret_cast<Address>(bindings_.data[name]);
     const size_t bytes = case_.span(name);
-    need(cuda().cuMemsetD8_v2(at - offset_in(case_), guard_byte, offset_in(case_)), "filling a guard");
+    need(cuda().cuMemsetD8_v2(at - offset_in(case_, name), guard_byte, offset_in(case_, name)), "filling a guard");
     need(cuda().cuMemsetD8_v2(at + bytes, guard_byte, guard_bytes), "filling a guard");
     if (bytes > 0) need(cuda().cuMemcpyHtoD_v2(at, case_.bindings().data[name], bytes), "copying to the GPU");
   }
@@ -133,9 +135,9 @@ void GpuCase::download() {
   for (int name = 0; name < TESSERA_NAMES; ++name) {
     if (!case_.has(name)) continue;
     const auto at = reinterpret_cast<Address>(bindings_.data[name]);
-    std::vector<unsigned char> guard(offset_in(case_) + guard_bytes);
-    need(cuda().cuMemcpyDtoH_v2(guard.data(), at - offset_in(case_), offset_in(case_)), "reading a guard");
-    need(cuda().cuMemcpyDtoH_v2(guard.data() + offset_in(case_), at + case_.span(name), guard_bytes),
+    std::vector<unsigned char> guard(offset_in(case_, name) + guard_bytes);
+    need(cuda().cuMemcpyDtoH_v2(guard.data(), at - offset_in(case_, name), offset_in(case_, name)), "reading a guard");
+    need(cuda().cuMemcpyDtoH_v2(guard.data() + offset_in(case_, name), at + case_.span(name), guard_bytes),
          "reading a guard");
     for (const unsigned char byte : guard)
       if (byte != guard_byte)

@@ -8,8 +8,8 @@
 // Tiles lie at multiples of tile_keys, whatever a block's rows are, and a tile that a row does not see changes nothing
 // of its sums; each row decides alone when it is rescaled. So a row's bits depend on nothing but its own keys.
 #pragma once
-#include "device/sequence.h"
 #include "device/tile.h"
+#include "device/walk.h"
 #include "rules/spec.h"
 
 namespace tessera::device {
@@ -18,20 +18,19 @@ using rules::ForwardParams;
 using rules::ForwardSpec;
 using rules::Range;
 
-constexpr float minus_infinity = -__builtin_bit_cast(float, 0x7F800000u);
-
-struct Keys {  // bounds of an empty range are equal
-  int begin, end;
-  TESSERA_DEVICE bool has(int key) const { return begin <= key && key < end; }
-  // Bit n: has(first + n).
-  TESSERA_DEVICE Word bits(int first) const { return below(end - first) & ~below(begin - first); }
-
- private:
-  static TESSERA_DEVICE Word below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0 : (1u << n) - 1; }
+struct Sequence {
+  Rows q, k;
+  rules::BandMask band;
+  TESSERA_DEVICE bool sound() const { return q.sound && k.sound; }
 };
-TESSERA_DEVICE Keys keys_of(Range r) {  // bounds of an empty range may lie anywhere
-  return r.empty() ? Keys{0, 0} : Keys{static_cast<int>(r.begin), static_cast<int>(r.end)};
+TESSERA_DEVICE Sequence sequence(const ForwardParams& p, int batch) {
+  Sequence s = {rows_of(p.queries, batch), rows_of(p.keys, batch), p.band};
+  s.band.keys = s.k.used;
+  if (p.corner == rules::Corner::bottom_right) s.band.offset = s.k.used - s.q.used;
+  if (p.corner == rules::Corner::per_sequence) s.band.offset = p.corner_offsets[batch];
+  return s;
 }
+
 struct alignas(16) Row {
   Keys near, head;  // that it keeps
 };
@@ -49,43 +48,6 @@ TESSERA_DEVICE Item item_of(const ForwardParams& p, int block) {
   const int rest = block % whole;
   const int head = first + rest % side_by_side;
   return {p.row_tiles - 1 - rest / side_by_side, head % p.heads, head / p.heads};
-}
-
-// The tiles of keys that a block visits: tiles of the near range, last first, then those of the head range.
-struct Walk {
-  Keys near, head;             // to visit
-  int near_end, near_count;    // in tiles
-  int head_end, count;         // of both
-  int clean_begin, clean_end;  // tiles that every row keeps whole
-
-  TESSERA_DEVICE int tile(int n) const { return n < near_count ? near_end - 1 - n : head_end - 1 - (n - near_count); }
-  TESSERA_DEVICE bool clean(int n) const {
-    const int t = tile(n);
-    return clean_begin <= t && t < clean_end;
-  }
-};
-template <int tile_keys>
-TESSERA_DEVICE Walk walk_of(const rules::BandMask& band, Range rows) {
-  if (rows.empty()) return {};
-  const rules::Visit v = rules::visit(band, rows);
-  const auto tiles = [](Range keys) {
-    return keys.empty() ? Range{0, 0} : Range{keys.begin / tile_keys, (keys.end + tile_keys - 1) / tile_keys};
-  };
-  Range near = tiles(v.near), head = tiles(v.head);
-  if (!head.empty() && !near.empty() && head.end > near.begin) {  // no tile is visited twice
-    near = rules::hull(head, near);
-    head = {0, 0};
-  }
-  const int near_count = static_cast<int>(near.size());
-  const Keys full = keys_of(v.full);
-  return {keys_of(v.near),
-          keys_of(v.head),
-          static_cast<int>(near.end),
-          near_count,
-          static_cast<int>(head.end),
-          near_count + static_cast<int>(head.size()),
-          (full.begin + tile_keys - 1) / tile_keys,
-          full.end / tile_keys};
 }
 
 // All that a block must know, found out by one thread. It stays in shared memory: registers are for the sums.
@@ -142,7 +104,10 @@ class WarpRows {
   // One tile of keys. If `masked`, some row does not keep all of it.
   TESSERA_DEVICE void attend(unsigned stage, int first_key, bool masked) {
     Scores s;
+    Pairs pairs;
+    if constexpr (S.pairs) load_pairs(pairs, first_key);
     multiply_keys(s, columns_first<S.dim>(shared_address(&shared_.k[stage]), lane()));
+    if constexpr (S.pairs) apply_pairs(s, pairs);
     if (masked) mask(s, first_key);
     follow_largest(s);
     multiply_values(s, rows_first<S.dim>(shared_address(&shared_.v[stage]), lane()));
@@ -177,6 +142,57 @@ class WarpRows {
         }
       }
     }
+  }
+
+  // Biases and keep masks of the scores, in the scores' order. They are on their way while keys are multiplied.
+  struct Pairs {
+    Word bias[S.pairs ? 2 : 1][key_blocks];
+    unsigned short keep[S.pairs ? 2 : 1][key_blocks];
+  };
+  TESSERA_DEVICE void load_pairs(Pairs& pairs, int first_key) const {
+    const Item item = shared_.job.item;
+    const int column = first_key + lane() % 4 * 2, keys = p_.keys.longest;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = item.tile * S.tile_rows + first() + half * 8 + lane() / 4;
+      const bool used = row < shared_.job.sequence.q.used;
+      if (p_.bias) {
+        const unsigned short* const from =
+            p_.bias + item.batch * p_.bias_step.batch + item.head * p_.bias_step.head + row * p_.bias_step.row + column;
+#pragma unroll
+        for (int n = 0; n < key_blocks; ++n)
+          pairs.bias[half][n] = used && column + n * 8 < keys ? *reinterpret_cast<const Word*>(from + n * 8) : 0;
+      }
+      if (p_.keep) {
+        const unsigned char* const from =
+            p_.keep + item.batch * p_.keep_step.batch + item.head * p_.keep_step.head + row * p_.keep_step.row + column;
+#pragma unroll
+        for (int n = 0; n < key_blocks; ++n)
+          pairs.keep[half][n] = used ? load_keep(from + n * 8, keys - column - n * 8) : 0;
+      }
+    }
+  }
+  TESSERA_DEVICE unsigned short load_keep(const unsigned char* from, int keys) const {  // two, as far as there are keys
+    if (keys <= 0) return 0;
+    if (p_.keep_in_words) return *reinterpret_cast<const unsigned short*>(from);
+    return static_cast<unsigned short>(from[0] | (keys > 1 ? from[1] << 8 : 0));
+  }
+  TESSERA_DEVICE void apply_pairs(Scores& s, const Pairs& pairs) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int n = 0; n < key_blocks; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[0][n][half * 2 + i];
+          if (p_.bias) {
+            const float bias = Type::unpack(pairs.bias[half][n] >> i * 16);
+            x = bias == minus_infinity ? bias : fmaf(x, p_.pair_scale, bias);
+          } else {
+            x *= p_.pair_scale;
+          }
+          if (p_.keep && !(pairs.keep[half][n] >> i * 8 & 0xFF)) x = minus_infinity;
+        }
   }
 
   // As bits, a word for 32 keys: both bands become one test.

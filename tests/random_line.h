@@ -1,4 +1,4 @@
-// Problems as text, drawn at random over every option that the CPU engine answers.
+// Problems as text, drawn at random over every option of the contract.
 #pragma once
 #include <fmt/format.h>
 
@@ -98,12 +98,16 @@ inline std::string random_score(Draw& draw) {
   return line;
 }
 
-inline std::string random_line(Draw& draw, const std::string& pass) {
+inline const std::vector<int64_t>& small_dims() {
+  static const std::vector<int64_t> all = {1, 2, 7, 8, 16, 24, 33, 40, 64, 80};
+  return all;
+}
+
+inline std::string random_line(Draw& draw, const std::string& pass, const std::vector<int64_t>& dims = small_dims()) {
   const std::string dtype = draw.of<std::string>({"f64", "f32", "f32", "bf16", "bf16", "f16"});
   std::string line = pass + " " + dtype;
   const int64_t batch = draw.of<int64_t>({1, 1, 2, 3, 0});
   line += " h" + draw.of<std::string>({"1", "2", "4/2", "6/2", "5/1", "3"});
-  const std::vector<int64_t> dims = {1, 2, 7, 8, 16, 24, 33, 40, 64, 80};
   line += fmt::format(" d{}", draw.of(dims));
   if (draw.one_in(3)) line += fmt::format("/{}", draw.of(dims));
   const bool packed_q = draw.one_in(3), packed_k = packed_q ? !draw.one_in(4) : draw.one_in(6);

@@ -1,0 +1,14 @@
+// The CUDA engine's kernels, each in its own file.
+#pragma once
+#include "core/plan.h"
+
+namespace tessera::cuda {
+
+extern const core::Kernel portable_forward;  // bf16 and f16 forward with bands, D = Dv of 64 and 128: kernel_forward.cc
+extern const core::Kernel portable_backward;  // the same backward, its dQ in no fixed order: kernel_backward.cc
+extern const core::Kernel general;            // every option of the contract: kernel_general.cc
+
+// A last step that clears rows past the last sequence of packed results, with general_params.
+void add_clear_step(core::Plan& plan);
+
+}  // namespace tessera::cuda

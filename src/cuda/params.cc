@@ -1,0 +1,189 @@
+#include "cuda/params.h"
+
+#include <cmath>
+
+#include "core/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+using core::Operand;
+using core::Problem;
+using rules::GeneralParams;
+using rules::Stored;
+using rules::View;
+
+static_assert(rules::unsound_length == TESSERA_STATUS_LENGTH && rules::unsound_capacity == TESSERA_STATUS_CAPACITY &&
+              rules::unsound_page == TESSERA_STATUS_PAGE && rules::unsound_position == TESSERA_STATUS_POSITION &&
+              rules::unsound_target == TESSERA_STATUS_TARGET);
+static_assert(static_cast<int>(Stored::e4m3) == TESSERA_E4M3 && static_cast<int>(Stored::f64) == TESSERA_F64);
+static_assert(sizeof(GeneralParams) <= 4096, "a launch's parameters");
+
+struct Filler {
+  const core::Plan& plan;
+  const core::Bindings& bound;
+  const Problem& p = plan.problem;
+
+  bool has(int name) const { return core::has(p, name); }
+  View view(int name) const {
+    if (!has(name)) return {};
+    const Operand& o = core::operand(p, name);
+    View v = {bound.data[name], {}, static_cast<Stored>(o.dtype), false};
+    const int64_t bytes = core::dtype_bytes(o.dtype);
+    bool whole = reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && o.extent[3] * bytes % 16 == 0;
+    for (int d = 0; d < 4; ++d) {
+      v.step[d] = o.extent[d] > 1 ? o.stride[d] : 0;
+      whole = whole && (d == 3 ? o.extent[3] == 1 || o.stride[3] == 1 : v.step[d] * bytes % 16 == 0);
+    }
+    v.whole_chunks = whole;
+    return v;
+  }
+  rules::CacheParams cache() const {
+    const Operand& table = core::operand(p, TESSERA_PAGE_TABLE);
+    return {.lens = data_of<const int>(p, bound, TESSERA_CACHE_LENS),
+            .rows = data_of<const int>(p, bound, TESSERA_CACHE_BATCH_IDX),
+            .left_pad = data_of<const int>(p, bound, TESSERA_LEFT_PAD),
+            .table = data_of<const int>(p, bound, TESSERA_PAGE_TABLE),
+            .table_row = table.extent[0] > 1 ? table.stride[0] : 0,
+            .table_step = table.extent[1] > 1 ? table.stride[1] : 0,
+            .lens_step = core::operand(p, TESSERA_CACHE_LENS).extent[0] > 1 ? 1 : 0,
+            .page = static_cast<int>(p.cache.page_size),
+            .pages = static_cast<int>(p.cache.pages),
+            .most_rows = static_cast<int>(core::cache_rows(p)),
+            .slots = static_cast<int>(core::slots_of(p)),
+            .is_cache = core::is_cache(p),
+            .ring = p.cache.ring != 0,
+            .v_in_k = p.cache.v_in_k != 0};
+  }
+
+  GeneralParams params() const {
+    GeneralParams g = {};
+    if (p.pass != TESSERA_APPEND) g.q = view(TESSERA_Q);
+    g.k = view(TESSERA_K);
+    g.v = view(TESSERA_V);
+    g.out = view(TESSERA_OUT);
+    g.lse = view(TESSERA_LSE);
+    g.max_score = view(TESSERA_MAX_SCORE);
+    g.dout = view(TESSERA_DOUT);
+    g.dlse = view(TESSERA_DLSE);
+    g.dq = view(TESSERA_DQ);
+    g.dk = view(TESSERA_DK);
+    g.dv = view(TESSERA_DV);
+    g.bias = view(TESSERA_BIAS);
+    g.keep = view(TESSERA_KEEP);
+    g.exclude_keys = view(TESSERA_EXCLUDE_KEYS);
+    g.documents_q = view(TESSERA_DOCUMENTS_Q);
+    g.documents_k = view(TESSERA_DOCUMENTS_K);
+    g.slopes = view(TESSERA_SLOPES);
+    g.sinks = view(TESSERA_SINKS);
+    g.dbias = view(TESSERA_DBIAS);
+    g.dslopes = view(TESSERA_DSLOPES);
+    g.dsinks = view(TESSERA_DSINKS);
+    g.k_new = view(TESSERA_K_NEW);
+    g.v_new = view(TESSERA_V_NEW);
+    g.k_scale = view(TESSERA_K_SCALE);
+    g.v_scale = view(TESSERA_V_SCALE);
+    if (has(TESSERA_DBIAS))
+      for (int d = 0; d < 4; ++d) g.bias_extent[d] = static_cast<int>(core::operand(p, TESSERA_DBIAS).extent[d]);
+    g.slopes_by_batch = core::operand(p, TESSERA_DSLOPES).extent[0] != 1;
+    g.queries = query_lengths(p, bound);
+    g.keys = key_lengths(p, bound);
+    g.fresh = {data_of<const int>(p, bound, TESSERA_CU_SEQLENS_NEW), data_of<const int>(p, bound, TESSERA_SEQUSED_NEW),
+               p.rows_new, static_cast<int>(p.len_new)};
+    g.cache = cache();
+    g.rotary = {view(TESSERA_COS), view(TESSERA_SIN), static_cast<int>(p.cache.rotary_dim / 2),
+                static_cast<int>(core::operand(p, TESSERA_COS).extent[1]), p.cache.rotary_interleaved != 0};
+    g.status = data_of<int>(p, bound, TESSERA_STATUS);
+    const CornerParams corner = corner_params(p, bound);
+    g.corner = corner.corner;
+    g.corner_offsets = corner.offsets;
+    g.band = corner.band;
+    g.hulls_have_gaps = rules::hulls_have_gaps(g.band);
+    g.plain_keys = !g.exclude_keys.present() && !p.cache.page_size && !p.cache.ring && !g.hulls_have_gaps &&
+                   !g.k_scale.present() && !g.v_scale.present();
+    g.drops = p.dropout != 0;
+    g.dropout = rules::make_dropout(p.dropout, bound.seed, bound.offset, 0);
+    g.keep_scale = static_cast<float>(1 / (1 - p.dropout));
+    g.scale = static_cast<float>(scale_of(p));
+    // A row's largest product is its largest score only if the scale is above 0 and nothing comes after it.
+    const bool options =
+        p.softcap != 0 || g.slopes.present() || g.bias.present() || g.keep.present() || g.documents_q.present();
+    g.score_unit = g.scale > 0 && !options ? g.scale : 1;
+    g.softcap = static_cast<float>(p.softcap);
+    g.inverse_softcap = p.softcap != 0 ? static_cast<float>(1 / p.softcap) : 0;
+    g.batch = static_cast<int>(p.batch);
+    g.heads = static_cast<int>(p.heads_q);
+    g.heads_kv = static_cast<int>(p.heads_kv);
+    g.group = static_cast<int>(core::group(p));
+    g.dim = static_cast<int>(p.dim);
+    g.dim_v = static_cast<int>(p.dim_v);
+    g.partials = region_of<float>(plan, bound, "partials");
+    g.row_lse = region_of<float>(plan, bound, "row_lse");
+    g.row_term = region_of<float>(plan, bound, "row_term");
+    g.row_slope = region_of<float>(plan, bound, "row_slope");
+    return g;
+  }
+};
+
+}  // namespace
+
+rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound) {
+  return Filler{plan, bound}.params();
+}
+
+std::string refuse_rows(const Problem& p, std::span<const int> names) {
+  for (const int name : names) {
+    if (!core::has(p, name)) continue;
+    const Operand& o = core::operand(p, name);
+    const char* const text = core::operand_row(name).text;
+    if (o.extent[3] > 1 && o.stride[3] != 1)
+      return fmt::format("{} has stride {} along its dim; the kernel copies rows 16 bytes at a time", text,
+                         o.stride[3]);
+    for (int d = 0; d < 3; ++d)
+      if (o.extent[d] > 1 && o.stride[d] * core::dtype_bytes(o.dtype) % 16)
+        return fmt::format("{}.stride[{}] is {}; the kernel needs rows at multiples of 16 bytes", text, d, o.stride[d]);
+  }
+  if (p.alignment && p.alignment < 16)
+    return fmt::format("pointers are promised at multiples of {} bytes, the kernel needs 16", p.alignment);
+  return "";
+}
+
+void check_rows(const Problem& p, const core::Bindings& bound, std::span<const int> names) {
+  for (const int name : names) {
+    if (!core::has(p, name)) continue;
+    const auto address = reinterpret_cast<uintptr_t>(bound.data[name]);
+    core::require(address % 16 == 0,
+                  "{} is at address {:#x}; the problem promised multiples of {} bytes. Copy it, or say its alignment.",
+                  core::operand_row(name).text, address, p.alignment ? p.alignment : 16);
+  }
+}
+
+rules::Steps steps_of(const Problem& p, int name) {
+  const Operand& o = core::operand(p, name);
+  const auto step = [&](int d) { return o.extent[d] > 1 ? o.stride[d] : 0; };
+  return {step(0), step(1), step(2)};
+}
+
+rules::DeviceLengths query_lengths(const Problem& p, const core::Bindings& bound) {
+  return {data_of<const int>(p, bound, TESSERA_CU_SEQLENS_Q), data_of<const int>(p, bound, TESSERA_SEQUSED_Q), p.rows_q,
+          static_cast<int>(p.len_q)};
+}
+rules::DeviceLengths key_lengths(const Problem& p, const core::Bindings& bound) {
+  return {data_of<const int>(p, bound, TESSERA_CU_SEQLENS_K), data_of<const int>(p, bound, TESSERA_SEQUSED_K), p.rows_k,
+          static_cast<int>(p.len_k)};
+}
+
+CornerParams corner_params(const Problem& p, const core::Bindings& bound) {
+  const bool at = p.mask.corner == TESSERA_CORNER_AT, per_sequence = at && core::has(p, TESSERA_CORNER_OFFSETS);
+  return {per_sequence                            ? rules::Corner::per_sequence
+          : p.mask.corner == TESSERA_BOTTOM_RIGHT ? rules::Corner::bottom_right
+                                                  : rules::Corner::fixed,
+          per_sequence ? data_of<const int>(p, bound, TESSERA_CORNER_OFFSETS) : nullptr,
+          core::band_mask(p, 0, at ? p.mask.corner_at : 0)};
+}
+
+double scale_of(const Problem& p) {
+  return p.has_scale ? p.scale : 1 / std::sqrt(static_cast<double>(p.dim));
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,38 @@
+// What launches are told: parts that kernels make the same way, and all of a general kernel's.
+#pragma once
+#include <span>
+
+#include "core/plan.h"
+#include "rules/params.h"
+
+namespace tessera::cuda {
+
+rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound);  // its Cut is the step's
+
+// Kernels that copy rows 16 bytes at a time: why these operands' strides do not allow it, or nothing; and their
+// addresses at a run, TESSERA_INVALID.
+std::string refuse_rows(const core::Problem& p, std::span<const int> names);
+void check_rows(const core::Problem& p, const core::Bindings& bound, std::span<const int> names);
+
+rules::Steps steps_of(const core::Problem& p, int name);  // 0 where a dimension has one element
+rules::DeviceLengths query_lengths(const core::Problem& p, const core::Bindings& bound);
+rules::DeviceLengths key_lengths(const core::Problem& p, const core::Bindings& bound);
+struct CornerParams {
+  rules::Corner corner;
+  const int* offsets;
+  rules::BandMask band;
+};
+CornerParams corner_params(const core::Problem& p, const core::Bindings& bound);
+double scale_of(const core::Problem& p);
+template <class T>
+T* data_of(const core::Problem& p, const core::Bindings& bound, int name) {  // nullptr: absent
+  return core::has(p, name) ? static_cast<T*>(bound.data[name]) : nullptr;
+}
+template <class T>
+T* region_of(const core::Plan& plan, const core::Bindings& bound, const char* name) {  // nullptr: the plan has none
+  for (const core::Region& r : plan.regions)
+    if (r.name == name) return reinterpret_cast<T*>(static_cast<std::byte*>(bound.workspace) + r.offset);
+  return nullptr;
+}
+
+}  // namespace tessera::cuda
