@@ -178,23 +178,90 @@ def test_unsound_lengths_are_noted_and_left_out():
     assert status.item() == 0
 
 
+def as_on_cpu(call, *arrays, atol=3e-2):
+    """Results of a call on CUDA tensors are those on the CPU."""
+    move = lambda x, to: {n: move(y, to) for n, y in x.items()} if isinstance(x, dict) else x if x is None else x.to(to)  # noqa: E731
+    ours, theirs = (call(*[move(a, to) for a in arrays]) for to in ("cuda", "cpu"))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double().cpu(), other.double(), atol=atol, rtol=atol)
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float32))
+@pytest.mark.parametrize("dim", (40, 64, 128, 192))
+def test_options_and_gradients_are_those_of_the_cpu(dtype, dim):
+    q, k, v = tensors(dim=dim, dtype=dtype, seq_q=70, seq_k=90)
+    torch.manual_seed(2)
+    bias = torch.randn(1, 4, 70, 90, device="cuda", dtype=dtype)
+    slopes, sinks = torch.rand(4, device="cuda"), torch.randn(4, device="cuda")
+    dout = torch.randn_like(q)
+
+    def call(q, k, v, bias, slopes, sinks, dout):
+        inputs = [x.detach().requires_grad_() for x in (q, k, v, bias, slopes, sinks)]
+        q, k, v, bias, slopes, sinks = inputs
+        out, lse, plan = tessera.attention(
+            q, k, v, mask="window(50,0)&causal", softcap=20.0, bias=bias, slopes=slopes, sinks=sinks, dropout=0.2, seed=7,
+            return_lse=True,
+        )  # fmt: skip
+        assert plan.engine == ("cuda" if q.is_cuda else "cpu")
+        return out, lse, *torch.autograd.grad(out, inputs, dout)
+
+    as_on_cpu(call, q, k, v, bias, slopes, sinks, dout, atol=1e-3 if dtype == torch.float32 else 6e-2)
+
+
+def test_plain_gradients_are_those_of_the_cpu():
+    q, k, v = tensors(dim=128)
+    dout = torch.randn_like(q)
+
+    def call(q, k, v, dout):
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = tessera.attention(*inputs, mask="causal").out
+        return torch.autograd.grad(out, inputs, dout)
+
+    as_on_cpu(call, q, k, v, dout, atol=6e-2)
+
+
+@pytest.mark.parametrize("page", (None, 16))
+def test_decoding_appends_and_attends(page):
+    torch.manual_seed(3)
+    batch, heads, kv, dim, slots = 3, 8, 2, 64, 256
+    make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+    q, new_k, new_v = make(batch, 1, heads, dim), make(batch, 1, kv, dim), make(batch, 1, kv, dim)
+    store = (batch * slots // page, page) if page else (batch, slots)
+    k, v = make(*store, kv, dim), make(*store, kv, dim)
+    lens = torch.tensor([5, 200, 77], dtype=torch.int32, device="cuda")
+    table = torch.randperm(store[0], device="cuda").int().view(batch, -1) if page else None
+
+    def call(q, k, v, new_k, new_v, lens, table):
+        k, v = k.clone(), v.clone()
+        out = tessera.decode(q, k, v, k_new=new_k, v_new=new_v, cache_lens=lens, page_table=table).out
+        return out, k, v
+
+    as_on_cpu(call, q, k, v, new_k, new_v, lens, table)
+
+
+def test_a_captured_decode_follows_the_lengths():
+    torch.manual_seed(4)
+    make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+    q, k, v = make(2, 1, 8, 64), make(2, 4096, 2, 64), make(2, 4096, 2, 64)
+    lens = torch.tensor([100, 4000], dtype=torch.int32, device="cuda")
+    decode = lambda: tessera.decode(q, k, v, cache_lens=lens).out  # noqa: E731
+    decode()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode()
+    for new in ([4096, 1], [17, 333]):
+        lens.copy_(torch.tensor(new))
+        graph.replay()
+        torch.testing.assert_close(out, decode(), atol=1e-2, rtol=0)
+        torch.testing.assert_close(out[:1], tessera.decode(q[:1], k[:1, : new[0]], v[:1, : new[0]]).out, atol=1e-2, rtol=0)
+
+
 def test_what_it_does_not_answer_it_says():
     q, k, v = tensors()
-    with pytest.raises(NotImplementedError, match="softcap"):
-        tessera.attention(q, k, v, softcap=30.0)
-    with pytest.raises(NotImplementedError, match="q is f32"):
-        tessera.attention(q.float(), k.float(), v.float())
-    with pytest.raises(NotImplementedError, match="dims are 32 and 32"):
-        tessera.attention(q[..., :32], k[..., :32], v[..., :32])
-    with pytest.raises(NotImplementedError, match="multiples of 2 bytes, the kernel needs 16"):
-        odd = torch.empty(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(q)
-        tessera.attention(odd, k, v)
-    with pytest.raises(NotImplementedError, match="rows at multiples of 16 bytes"):
-        tessera.attention(torch.zeros(*q.shape[:3], 65, device="cuda", dtype=q.dtype)[..., :64], k, v)
+    with pytest.raises(NotImplementedError, match="float64 is computed on processors only"):
+        tessera.attention(q.double(), k.double(), v.double())
     with pytest.raises(ValueError, match="all arrays of a call are on one"):
         tessera.attention(q, k.cpu(), v)
-    with pytest.raises(NotImplementedError, match="require gradients"):
-        tessera.attention(q.requires_grad_(), k, v)
     with pytest.raises(NotImplementedError):
         tessera.merge([q.detach()], [torch.zeros(2, 4, 130, device="cuda")])
 

@@ -224,7 +224,8 @@ class Lines(Base):
         for key in ("engine", "kernel", "workspace_bytes", "bytes_read", "bytes_written", "score_bytes_avoided", "flops", "refused"):
             self.assertIn(key, plan)
         self.assertTrue(all(row["reason"] for row in plan["refused"]))
-        self.expect(UNSUPPORTED, "plan", "forward f32 q8 k8 d64", "--device", "h200", says=["cpu.baseline", "GPU"])
+        self.expect(UNSUPPORTED, "plan", "forward f64 q8 k8 d64", "--device", "h200", says=["cpu.baseline", "GPU"])
+        self.expect(RIGHT, "plan", "forward f32 q8 k8 d64", "--device", "h200", says="cuda.general")
         self.expect(UNSUPPORTED, "plan", "forward f32 q8 k8 d64", "--workspace", "16", says="workspace")
         self.expect(RIGHT, "plan", "forward f32 q8 k8 d64", "--device", "avx2", says="cpu.avx2")
         self.expect(INVALID, "plan", "forward f32 q8 k8 d64", "--device", "abacus", says=["abacus", "h200"])
