@@ -63,10 +63,13 @@ class BackwardBlock {
   TESSERA_DEVICE void attend(unsigned stage, int tile, bool masked) {
     float s[blocks][query_blocks][4], dp[blocks][query_blocks][4];
     multiply(s, shared_address(&shared_.k), shared_address(&shared_.q[stage]));
-    multiply(dp, shared_address(&shared_.v), shared_address(&shared_.dout[stage]));
+    // Before the exponentials where registers allow it.
+    constexpr bool both = S.tile_rows == 64;
+    if (both) multiply(dp, shared_address(&shared_.v), shared_address(&shared_.dout[stage]));
     if (masked) mask(s, tile * S.tile_rows);
     weigh(s, stage);
     add(dv_, s, shared_address(&shared_.dout[stage]));
+    if (!both) multiply(dp, shared_address(&shared_.v), shared_address(&shared_.dout[stage]));
     find_ds(s, dp, stage);
     store_ds(s, stage);
     add(dk_, s, shared_address(&shared_.q[stage]));
@@ -330,7 +333,10 @@ TESSERA_DEVICE void backward(const BackwardParams& p, BackwardShared<S>& shared)
   const auto copy_keys = [&](auto& tile, const void* data, const rules::Steps& step) {
     copy_tile<S.tile_keys, S.dim, threads>(
         shared_address(&tile), source(data, step, job.k, job.kv) + job.first_key * step.row, step.row, thread,
-        [&](int row) { return job.seen.end > job.seen.begin && job.first_key + row < job.k.used; });
+        [&](int row) {  // keys that nobody sees become zeros: what lies there may be anything
+          const BackwardRow& key = shared.rows[row];
+          return key.near.end > key.near.begin || key.head.end > key.head.begin;
+        });
   };
   // All heads' tiles of queries, one after the other.
   struct Place {
@@ -340,6 +346,11 @@ TESSERA_DEVICE void backward(const BackwardParams& p, BackwardShared<S>& shared)
   const auto after = [&](const Place& at) {
     const bool last = at.tile + 1 == job.tile_end;
     return Place{at.head + last, last ? job.tile_begin : at.tile + 1, at.stage ^ 1};
+  };
+  const auto add_dq_before = [&](BackwardBlock<S>& mine, const Place& at) {
+    const bool first = at.tile == job.tile_begin;
+    const int head = at.head - first;
+    if (head >= job.kv * p.group) mine.add_dq(at.stage ^ 1, head, first ? job.tile_end - 1 : at.tile - 1);
   };
   const auto copy_queries = [&](const Place& at) {
     if (at.head < (job.kv + 1) * p.group) {
@@ -362,10 +373,6 @@ TESSERA_DEVICE void backward(const BackwardParams& p, BackwardShared<S>& shared)
     }
     close_copies();
   };
-  copy_keys(shared.k, p.k, p.k_step);
-  copy_keys(shared.v, p.v, p.v_step);
-  Place at = {job.tile_begin < job.tile_end ? job.kv * p.group : (job.kv + 1) * p.group, job.tile_begin, 0};
-  copy_queries(at);
   for (int row = thread; row < S.tile_keys; row += threads) {
     const Index key = job.first_key + row;
     const Range queries = {0, job.q.used};
@@ -375,24 +382,27 @@ TESSERA_DEVICE void backward(const BackwardParams& p, BackwardShared<S>& shared)
               keys_of(rules::overlap(band.rows_heading(key), queries))};
     shared.rows[row] = seen;
   }
-
+  __syncthreads();
+  copy_keys(shared.k, p.k, p.k_step);
+  copy_keys(shared.v, p.v, p.v_step);
+  Place at = {job.tile_begin < job.tile_end ? job.kv * p.group : (job.kv + 1) * p.group, job.tile_begin, 0};
+  copy_queries(at);
   BackwardBlock<S> mine(p, shared);
-  Place before = {-1, 0, 0};
 #pragma unroll 1
-  for (; at.head < (job.kv + 1) * p.group; before = at, at = after(at)) {
+  for (; at.head < (job.kv + 1) * p.group; at = after(at)) {
     wait_copies<0>();
     __syncthreads();  // the tile and the dS before are there, and nobody still reads the places of the next
     copy_queries(after(at));
     // Half of the warps add it before the tile and half after, so that products of some run beside exponentials of
     // others.
     const bool early = thread_index() < threads / 2;
-    if (early && before.head >= 0) mine.add_dq(before.stage, before.head, before.tile);
+    if (early) add_dq_before(mine, at);
     mine.attend(at.stage, at.tile, at.tile < job.clean_begin || at.tile >= job.clean_end);
-    if (!early && before.head >= 0) mine.add_dq(before.stage, before.head, before.tile);
+    if (!early) add_dq_before(mine, at);
   }
   wait_copies<0>();
   __syncthreads();
-  if (before.head >= 0) mine.add_dq(before.stage, before.head, before.tile);
+  if (job.tile_begin < job.tile_end) add_dq_before(mine, at);
   __syncthreads();  // K's place becomes that of results
   mine.store();
 }
