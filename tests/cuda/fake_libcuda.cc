@@ -287,7 +287,8 @@ Result cuLibraryLoadData(Library* library, const void* image, int*, void**, unsi
   ++loads;
   constexpr size_t most_text = 200;
   const auto* const text = static_cast<const char*>(image);
-  *library = &libraries.emplace_back(std::string(text, ::strnlen(text, most_text)));
+  libraries.push_back({std::string(text, ::strnlen(text, most_text))});
+  *library = &libraries.back();
   kernels[*library] = {};
   return 0;
 }

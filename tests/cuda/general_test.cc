@@ -359,7 +359,7 @@ TEST(GeneralRun, SplitsOfADecode) {
     ASSERT_EQ(launches.size(), 3u);
     EXPECT_EQ(launches[0].general.k_new.data, c.bindings.data[TESSERA_K_NEW]);
     EXPECT_EQ(launches[1].general.items, 2 * 32);
-    for (const size_t n : {1, 2}) {
+    for (const size_t n : {size_t{1}, size_t{2}}) {
       EXPECT_EQ(launches[n].general.splits, 32);
       Workspace(c.bindings).expect(launches[n].general.partials, 8 * 32 * (128 + 2));
     }

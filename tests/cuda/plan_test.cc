@@ -131,10 +131,10 @@ TEST(CudaPlan, WhatTheKernelLacks) {
       {"forward bf16 d64 align=8", "pointers are promised at multiples of 8 bytes, the kernel needs 16"},
       {"forward bf16 d64 align=2", "pointers are promised at multiples of 2 bytes, the kernel needs 16"},
   };
-  for (const auto& [line, words] : rows) {
-    expect_says(refusal([&] { plan_of(line, "h200", portable); }), TESSERA_UNSUPPORTED,
-                fmt::format("\n  cuda.portable: {}", words));
-    EXPECT_EQ(refusal([&] { plan_of(line, "h200", general); }).message, "") << line;
+  for (const auto& row : rows) {
+    expect_says(refusal([&] { plan_of(row.line, "h200", portable); }), TESSERA_UNSUPPORTED,
+                fmt::format("\n  cuda.portable: {}", row.words));
+    EXPECT_EQ(refusal([&] { plan_of(row.line, "h200", general); }).message, "") << row.line;
   }
 }
 
@@ -145,10 +145,10 @@ TEST(CudaPlan, WhatNoKernelHas) {
       {"forward f64 d64", "its products are bf16 or f16, q is f64", "float64 is computed on processors only"},
       {"forward bf16 k1073741825 d64", "a sequence is longer than 1073741824", "a sequence is longer than 1073741824"},
   };
-  for (const auto& [line, portable_words, general_words] : rows) {
-    const core::Refusal got = refusal([&] { plan_of(line); });
-    expect_says(got, TESSERA_UNSUPPORTED, fmt::format("\n  cuda.portable: {}", portable_words));
-    expect_says(got, TESSERA_UNSUPPORTED, fmt::format("\n  cuda.general: {}", general_words));
+  for (const auto& row : rows) {
+    const core::Refusal got = refusal([&] { plan_of(row.line); });
+    expect_says(got, TESSERA_UNSUPPORTED, fmt::format("\n  cuda.portable: {}", row.portable_words));
+    expect_says(got, TESSERA_UNSUPPORTED, fmt::format("\n  cuda.general: {}", row.general_words));
   }
 }
 

@@ -86,7 +86,8 @@ Address GpuCase::allocate(size_t bytes) {
   return memory;
 }
 
-GpuCase::GpuCase(const Case& c, const std::string& device) : case_(c), bindings_(c.bindings()) {
+GpuCase::GpuCase(const Case& c, const tessera_problem& problem, const std::string& device)
+    : case_(c), problem_(problem), bindings_(c.bindings()) {
   const int ordinal = device == "cuda" ? 0 : std::atoi(device.c_str() + std::strlen("cuda:"));
   void* context = nullptr;
   need(cuda().cuInit(0), "starting the driver");
@@ -124,8 +125,8 @@ void GpuCase::wait() {
 
 void GpuCase::download() {
   wait();
-  std::vector<int> names = outputs(case_.problem());
-  for (const int name : updates(case_.problem())) names.push_back(name);
+  std::vector<int> names = outputs(problem_);
+  for (const int name : updates(problem_)) names.push_back(name);
   if (case_.has(TESSERA_STATUS)) names.push_back(TESSERA_STATUS);
   for (const int name : names) {
     const auto at = reinterpret_cast<Address>(bindings_.data[name]);

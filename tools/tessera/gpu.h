@@ -17,7 +17,9 @@ inline bool is_gpu(const std::string& device) {
 // A case's operands in the memory of a GPU, each between guards and at an address no better aligned than promised.
 class GpuCase {
  public:
-  GpuCase(const Case& c, const std::string& device);  // makes the device's primary context current; throws Error
+  // For a run of `problem`, the case's own or the forward of it. Makes the device's primary context current; throws
+  // Error.
+  GpuCase(const Case& c, const tessera_problem& problem, const std::string& device);
   ~GpuCase();
   GpuCase(const GpuCase&) = delete;
   GpuCase& operator=(const GpuCase&) = delete;
@@ -43,6 +45,7 @@ class GpuCase {
   unsigned long long allocate(size_t bytes);
 
   const Case& case_;
+  const tessera_problem problem_;
   tessera_bindings bindings_;
   std::vector<unsigned long long> memory_;
   std::array<void*, 2> events_ = {};

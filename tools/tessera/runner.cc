@@ -65,7 +65,7 @@ Runner::Runner(const Case& c, const tessera_problem& problem, const Choice& choi
     : plan_(problem, choice), bindings_(c.bindings()) {
   const int64_t bytes = plan_.facts().workspace_bytes;
   if (is_gpu(device_of(choice))) {
-    gpu_ = std::make_unique<GpuCase>(c, device_of(choice));
+    gpu_ = std::make_unique<GpuCase>(c, problem, device_of(choice));
     bindings_ = gpu_->bindings();
     bindings_.workspace = gpu_->workspace(bytes);
     bindings_.workspace_bytes = bytes;
