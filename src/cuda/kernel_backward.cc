@@ -7,6 +7,7 @@
 #include "cuda/launch.h"
 #include "cuda/loaded.h"
 #include "cuda/params.h"
+#include "cuda/portable.h"
 #include "rules/dtype.h"
 
 namespace tessera::cuda {
@@ -21,7 +22,6 @@ using rules::BackwardSpec;
 
 constexpr int rows_by_16[] = {TESSERA_Q,    TESSERA_K,  TESSERA_V,  TESSERA_OUT,
                               TESSERA_DOUT, TESSERA_DQ, TESSERA_DK, TESSERA_DV};
-constexpr int64_t longest = int64_t{1} << 30;
 
 const BackwardSpec* shipped_for(const Problem& p, BackwardPart part) {
   const rules::Float dtype = core::data_dtype(p) == TESSERA_BF16 ? rules::Float::bf16 : rules::Float::f16;
@@ -33,26 +33,10 @@ int64_t key_tiles(const Problem& p, const BackwardSpec& spec) {
   return rules::ceil_div(p.len_k, spec.tile_keys);
 }
 
-struct Option {
-  int name;
-  const char* text;
-};
-constexpr Option options[] = {{TESSERA_BIAS, "bias"},
-                              {TESSERA_KEEP, "keep mask"},
-                              {TESSERA_EXCLUDE_KEYS, "excluded keys"},
-                              {TESSERA_DOCUMENTS_Q, "documents"},
-                              {TESSERA_SLOPES, "ALiBi slopes"},
-                              {TESSERA_SINKS, "sinks"}};
-
 std::string refuse(const Problem& p, const Device& device) {
-  if (device.kind != TESSERA_GPU)
-    return fmt::format("device {} is a processor, the kernel runs on NVIDIA GPUs", device.name);
-  if (device.sm_arch < 80)
-    return fmt::format("device {} is sm_{}; the kernel's instructions begin with sm_80", device.name, device.sm_arch);
   if (p.pass != TESSERA_BACKWARD) return "it computes gradients only";
+  if (std::string why = refuse_portable(p, device); !why.empty()) return why;
   const int32_t dtype = core::data_dtype(p);
-  if (dtype != TESSERA_BF16 && dtype != TESSERA_F16)
-    return fmt::format("its products are bf16 or f16, q is {}", rules::dtype_rows[dtype].text);
   if (core::operand(p, TESSERA_DOUT).dtype != dtype)
     return fmt::format("dout is {}, the kernel reads q's dtype",
                        rules::dtype_rows[core::operand(p, TESSERA_DOUT).dtype].text);
@@ -60,22 +44,13 @@ std::string refuse(const Problem& p, const Device& device) {
     return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128", p.dim, p.dim_v);
   if (p.deterministic || p.batch_invariant) return "dQ is summed in no fixed order, which the problem asks for";
   if (!core::has(p, TESSERA_DQ)) return "dq is not wanted; it computes all three";
-  for (const Option& option : options)
-    if (core::has(p, option.name)) return fmt::format("it has no {}", option.text);
-  if (p.softcap != 0) return "it has no softcap";
-  if (p.dropout != 0) return "it has no dropout";
-  const double scale_log2 = scale_of(p) * M_LOG2E;
-  if (!(scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126))
-    return fmt::format("scale is {}; it must be above 0 and moderate", scale_of(p));
-  if (rules::hulls_have_gaps(core::band_mask(p, 0, 0)))
-    return "the window lies off the diagonal; some keys inside a tile may be seen by no row";
-  if (std::max({p.len_q, p.len_k}) > longest) return fmt::format("a sequence is longer than {}", longest);
+  for (const int name : {TESSERA_BIAS, TESSERA_KEEP})
+    if (core::has(p, name)) return fmt::format("it has no {}", core::operand_row(name).text);
+  if (std::string why = refuse_scale(p); !why.empty()) return why;
   const BackwardSpec& spec = *shipped_for(p, BackwardPart::attend);
   if (const int64_t blocks = p.batch * p.heads_kv * key_tiles(p, spec); blocks > most_blocks)
     return fmt::format("it would take {} blocks; a launch has at most {}", blocks, most_blocks);
-  if (const int needs = rules::shared_bytes(spec); device.shared_per_block < needs)
-    return fmt::format("a block needs {} bytes of shared memory, device {} has {}", needs, device.name,
-                       device.shared_per_block);
+  if (std::string why = refuse_shared(rules::shared_bytes(spec), device); !why.empty()) return why;
   return refuse_rows(p, rows_by_16);
 }
 
@@ -189,14 +164,6 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
 
 }  // namespace
 
-const core::Kernel portable_backward = {.name = "cuda.portable_backward",
-                                        .engine = "cuda",
-                                        .automatic = true,
-                                        .least_flops = 0,
-                                        .refuse = refuse,
-                                        .fill = fill,
-                                        .run = run,
-                                        .merge_bytes = nullptr,
-                                        .merge = nullptr};
+constinit const core::Kernel portable_backward = gpu_kernel("cuda.portable_backward", refuse, fill, run);
 
 }  // namespace tessera::cuda

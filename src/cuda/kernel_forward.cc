@@ -7,6 +7,7 @@
 #include "cuda/launch.h"
 #include "cuda/loaded.h"
 #include "cuda/params.h"
+#include "cuda/portable.h"
 #include "rules/dtype.h"
 #include "rules/params.h"
 
@@ -34,7 +35,6 @@ const ForwardSpec* shipped_for(const Problem& p) {
     if (spec.dtype == float_of(p) && spec.dim == p.dim && spec.pairs == has_pairs(p)) return &spec;
   return nullptr;
 }
-constexpr int64_t longest = int64_t{1} << 30;  // of a sequence; 32 bits count its keys
 
 int64_t blocks_of(const Problem& p, int tile_rows) {
   if (core::packed_q(p) && p.rows_q == 0) return 0;  // whatever the bounds say
@@ -55,17 +55,6 @@ ForwardSpec spec_for(const Problem& p, const Device& device, const core::Hints& 
 }
 
 constexpr int rows_by_16[] = {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT};
-
-// Operands that other kernels must answer.
-struct Option {
-  int name;
-  const char* text;
-};
-constexpr Option options[] = {{TESSERA_EXCLUDE_KEYS, "excluded keys"},
-                              {TESSERA_DOCUMENTS_Q, "documents"},
-                              {TESSERA_SLOPES, "ALiBi slopes"},
-                              {TESSERA_SINKS, "sinks"},
-                              {TESSERA_MAX_SCORE, "max_score"}};
 
 // Biases and keep masks are read two keys at a time.
 std::string refuse_pairs(const Problem& p) {
@@ -88,17 +77,11 @@ std::string refuse_pairs(const Problem& p) {
 }
 
 std::string refuse(const Problem& p, const Device& device) {
-  if (device.kind != TESSERA_GPU)
-    return fmt::format("device {} is a processor, the kernel runs on NVIDIA GPUs", device.name);
-  if (device.sm_arch < 80)
-    return fmt::format("device {} is sm_{}; the kernel's instructions begin with sm_80", device.name, device.sm_arch);
   if (p.pass != TESSERA_FORWARD)
     return p.pass == TESSERA_BACKWARD ? "it attends forward only" : "an append has no products";
-  const int32_t dtype = core::data_dtype(p);
-  if (dtype != TESSERA_BF16 && dtype != TESSERA_F16)
-    return fmt::format("its products are bf16 or f16, q is {}", rules::dtype_rows[dtype].text);
+  if (std::string why = refuse_portable(p, device); !why.empty()) return why;
   for (const int name : {TESSERA_K, TESSERA_V})
-    if (core::operand(p, name).dtype != dtype)
+    if (core::operand(p, name).dtype != core::data_dtype(p))
       return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,
                          rules::dtype_rows[core::operand(p, name).dtype].text);
   if (p.dim != p.dim_v || !shipped_for(p))
@@ -106,25 +89,12 @@ std::string refuse(const Problem& p, const Device& device) {
                        p.dim_v);
   if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
   if (p.cache.rotary_dim) return "it rotates nothing";
-  for (const Option& option : options)
-    if (core::has(p, option.name)) return fmt::format("it has no {}", option.text);
   if (p.batch_invariant) return "it does not answer every chunk of a sequence, and another kernel has other bits";
-  if (p.softcap != 0) return "it has no softcap";
-  if (p.dropout != 0) return "it has no dropout";
-  if (std::string why = refuse_pairs(p); !why.empty()) return why;
-  const double scale_log2 = scale_of(p) * M_LOG2E;
-  if (!has_pairs(p) && !(scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126))
-    return fmt::format("scale is {}; it must be above 0 and moderate", scale_of(p));
-  if (rules::hulls_have_gaps(core::band_mask(p, 0, 0)))
-    return "the window lies off the diagonal; some keys inside a tile may be seen by no row";
-  if (std::max({p.len_q, p.len_k}) > longest) return fmt::format("a sequence is longer than {}", longest);
+  if (std::string why = has_pairs(p) ? refuse_pairs(p) : refuse_scale(p); !why.empty()) return why;
   const ForwardSpec& spec = *shipped_for(p);
   if (const int64_t blocks = blocks_of(p, spec.tile_rows); blocks > most_blocks)
     return fmt::format("it would take {} blocks; a launch has at most {}", blocks, most_blocks);
-  const int needs = rules::shared_bytes(spec);
-  if (device.shared_per_block < needs)
-    return fmt::format("a block needs {} bytes of shared memory, device {} has {}", needs, device.name,
-                       device.shared_per_block);
+  if (std::string why = refuse_shared(rules::shared_bytes(spec), device); !why.empty()) return why;
   return refuse_rows(p, rows_by_16);
 }
 
@@ -219,14 +189,6 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
 
 }  // namespace
 
-const core::Kernel portable_forward = {.name = "cuda.portable",
-                                       .engine = "cuda",
-                                       .automatic = true,
-                                       .least_flops = 0,
-                                       .refuse = refuse,
-                                       .fill = fill,
-                                       .run = run,
-                                       .merge_bytes = nullptr,
-                                       .merge = nullptr};
+constinit const core::Kernel portable_forward = gpu_kernel("cuda.portable", refuse, fill, run);
 
 }  // namespace tessera::cuda

@@ -21,8 +21,6 @@ using rules::GeneralSpec;
 using rules::Product;
 using rules::Task;
 
-constexpr int64_t longest = int64_t{1} << 30;  // of a sequence; 32 bits count its rows
-
 std::string refuse(const Problem& p, const Device& device) {
   if (device.kind != TESSERA_GPU)
     return fmt::format("device {} is a processor, the kernels run on NVIDIA GPUs", device.name);
@@ -33,11 +31,13 @@ std::string refuse(const Problem& p, const Device& device) {
   const bool append = p.pass == TESSERA_APPEND;
   if (!append && device.sm_arch < rules::least_arch(product_of(p, device)))
     return fmt::format("q is bf16 and device {} is sm_{}; its tensor cores take f16", device.name, device.sm_arch);
-  if (std::max({p.len_q, p.len_k, p.len_new}) > longest) return fmt::format("a sequence is longer than {}", longest);
-  if (std::max({p.batch, p.heads_q, p.dim, p.dim_v}) > longest) return fmt::format("a size is over {}", longest);
-  if (p.len_q < 16 * rules::most_warps && p.len_q * core::group(p) > longest)
+  if (std::max({p.len_q, p.len_k, p.len_new}) > longest_sequence)
+    return fmt::format("a sequence is longer than {}", longest_sequence);
+  if (std::max({p.batch, p.heads_q, p.dim, p.dim_v}) > longest_sequence)
+    return fmt::format("a size is over {}", longest_sequence);
+  if (p.len_q < 16 * rules::most_warps && p.len_q * core::group(p) > longest_sequence)
     return fmt::format("{} query heads share a KV head; with {} queries that is over {}", core::group(p), p.len_q,
-                       longest);
+                       longest_sequence);
   for (const Job& job : jobs_of(p, device)) {
     int64_t least = 0;
     if (!shape_of(p, device, job, &least))
@@ -201,14 +201,6 @@ void add_clear_step(Plan& plan) {
                  "rows past the last sequence");
 }
 
-const core::Kernel general = {.name = "cuda.general",
-                              .engine = "cuda",
-                              .automatic = true,
-                              .least_flops = 0,
-                              .refuse = refuse,
-                              .fill = fill,
-                              .run = run,
-                              .merge_bytes = nullptr,
-                              .merge = nullptr};
+constinit const core::Kernel general = gpu_kernel("cuda.general", refuse, fill, run);
 
 }  // namespace tessera::cuda

@@ -8,6 +8,20 @@ extern const core::Kernel portable_forward;  // bf16 and f16 forward with bands,
 extern const core::Kernel portable_backward;  // the same backward, its dQ in no fixed order: kernel_backward.cc
 extern const core::Kernel general;            // every option of the contract: kernel_general.cc
 
+// A kernel that a plan may choose by itself, whatever the work; it merges nothing.
+constexpr core::Kernel gpu_kernel(const char* name, decltype(core::Kernel::refuse) refuse,
+                                  decltype(core::Kernel::fill) fill, decltype(core::Kernel::run) run) {
+  return {.name = name,
+          .engine = "cuda",
+          .automatic = true,
+          .least_flops = 0,
+          .refuse = refuse,
+          .fill = fill,
+          .run = run,
+          .merge_bytes = nullptr,
+          .merge = nullptr};
+}
+
 // A last step that clears rows past the last sequence of packed results, with general_params.
 void add_clear_step(core::Plan& plan);
 

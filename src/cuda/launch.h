@@ -7,6 +7,8 @@ namespace tessera::cuda {
 
 inline constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;  // of a launch
 
+inline constexpr int64_t longest_sequence = int64_t{1} << 30;  // 32 bits count its rows and keys
+
 class Launcher {
  public:
   // `name` is the operand that says which GPU. Throws core::Error: no GPU's memory, or another kind of GPU than the

@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "core/error.h"
-
 namespace tessera::cuda {
 namespace {
 
@@ -129,33 +127,6 @@ struct Filler {
 
 rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound) {
   return Filler{plan, bound}.params();
-}
-
-std::string refuse_rows(const Problem& p, std::span<const int> names) {
-  for (const int name : names) {
-    if (!core::has(p, name)) continue;
-    const Operand& o = core::operand(p, name);
-    const char* const text = core::operand_row(name).text;
-    if (o.extent[3] > 1 && o.stride[3] != 1)
-      return fmt::format("{} has stride {} along its dim; the kernel copies rows 16 bytes at a time", text,
-                         o.stride[3]);
-    for (int d = 0; d < 3; ++d)
-      if (o.extent[d] > 1 && o.stride[d] * core::dtype_bytes(o.dtype) % 16)
-        return fmt::format("{}.stride[{}] is {}; the kernel needs rows at multiples of 16 bytes", text, d, o.stride[d]);
-  }
-  if (p.alignment && p.alignment < 16)
-    return fmt::format("pointers are promised at multiples of {} bytes, the kernel needs 16", p.alignment);
-  return "";
-}
-
-void check_rows(const Problem& p, const core::Bindings& bound, std::span<const int> names) {
-  for (const int name : names) {
-    if (!core::has(p, name)) continue;
-    const auto address = reinterpret_cast<uintptr_t>(bound.data[name]);
-    core::require(address % 16 == 0,
-                  "{} is at address {:#x}; the problem promised multiples of {} bytes. Copy it, or say its alignment.",
-                  core::operand_row(name).text, address, p.alignment ? p.alignment : 16);
-  }
 }
 
 rules::Steps steps_of(const Problem& p, int name) {

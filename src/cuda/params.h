@@ -1,18 +1,11 @@
 // What launches are told: parts that kernels make the same way, and all of a general kernel's.
 #pragma once
-#include <span>
-
 #include "core/plan.h"
 #include "rules/params.h"
 
 namespace tessera::cuda {
 
 rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound);  // its Cut is the step's
-
-// Kernels that copy rows 16 bytes at a time: why these operands' strides do not allow it, or nothing; and their
-// addresses at a run, TESSERA_INVALID.
-std::string refuse_rows(const core::Problem& p, std::span<const int> names);
-void check_rows(const core::Problem& p, const core::Bindings& bound, std::span<const int> names);
 
 rules::Steps steps_of(const core::Problem& p, int name);  // 0 where a dimension has one element
 rules::DeviceLengths query_lengths(const core::Problem& p, const core::Bindings& bound);
