@@ -104,6 +104,13 @@ constexpr GeneralSpec general_specs[] = {
 
 }  // namespace
 
+const char* text_of(Task task) {
+  return word_of(task).text;
+}
+const char* text_of(Product product) {
+  return word_of(product).text;
+}
+
 Code code_of(const rules::ForwardSpec& spec) {
   Code code = make("forward", "device/portable/forward.cu", spec);
   code.entry = "tessera_forward";

@@ -20,6 +20,9 @@ struct Code {
   int least_arch;    // the oldest chip that has its instructions
 };
 
+const char* text_of(rules::Task task);
+const char* text_of(rules::Product product);
+
 Code code_of(const rules::ForwardSpec& spec);
 Code code_of(const rules::BackwardSpec& spec);
 Code code_of(const rules::GeneralSpec& spec);

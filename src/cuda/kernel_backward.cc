@@ -157,9 +157,14 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
   const bool no_rows = core::elements(core::operand(p, TESSERA_Q)) == 0;
   const Launcher launcher(plan, bound, no_rows ? TESSERA_K : TESSERA_Q, stream);
   BackwardParams params = params_of(plan, bound);
-  rules::GeneralParams tails = general_params(plan, bound);
-  for (const core::Step& step : plan.steps)
-    launcher.launch(step, step.name == "clear" ? static_cast<void*>(&tails) : &params);
+  for (const core::Step& step : plan.steps) {
+    if (step.name == "clear") {
+      rules::GeneralParams tails = general_params(plan, bound);
+      launcher.launch(step, &tails);
+    } else {
+      launcher.launch(step, &params);
+    }
+  }
 }
 
 }  // namespace

@@ -58,33 +58,9 @@ int64_t rows_of_q(const Problem& p) {
   return core::packed_q(p) ? p.rows_q : p.batch * p.len_q;
 }
 
-const char* name_of(Task task) {
-  switch (task) {
-    case Task::forward:
-      return "attend";
-    case Task::combine:
-      return "combine";
-    case Task::append:
-      return "append";
-    case Task::terms:
-      return "terms";
-    case Task::keys:
-      return "keys";
-    case Task::queries:
-      return "queries";
-    case Task::bias:
-      return "bias";
-    case Task::reduce:
-      return "reduce";
-    case Task::clear:
-      return "clear";
-  }
-  return "";
-}
-
 void add_step(Plan& plan, const GeneralSpec& spec, const Cut& cut, int64_t blocks, int threads, int shared,
               std::string text) {
-  core::Step step = {.name = name_of(spec.task),
+  core::Step step = {.name = spec.task == Task::forward ? "attend" : text_of(spec.task),
                      .text = std::move(text),
                      .launch = {.code = &Loaded::of(spec),
                                 .blocks = std::min(blocks, most_blocks),
@@ -99,13 +75,9 @@ void add_small_step(Plan& plan, Task task, int64_t count, int64_t a_block, const
   add_step(plan, {task, Product::any, 0, 0}, cut, blocks, 32 * rules::most_warps, 0, std::move(text));
 }
 
-std::string text_of(const Shape& s) {
+std::string words_of(const Shape& s) {
   std::string text = fmt::format("tile {} rows x {} {}, {} products; {} blocks of {} threads, {} KiB shared", s.rows(),
-                                 s.spec.width, s.spec.task == Task::keys ? "queries" : "keys",
-                                 s.spec.product == Product::f32    ? "float32"
-                                 : s.spec.product == Product::tf32 ? "TF32"
-                                 : s.spec.product == Product::f16  ? "f16"
-                                                                   : "bf16",
+                                 s.spec.width, s.spec.task == Task::keys ? "queries" : "keys", text_of(s.spec.product),
                                  s.cut.items, 32 * s.warps, rules::ceil_div(s.shared_bytes, 1024));
   if (s.cut.pack > 1) text += fmt::format("; {} query heads share a tile", s.cut.pack);
   if (s.cut.slices > 1) text += fmt::format("; {} slices of {} columns", s.cut.slices, s.spec.columns);
@@ -138,7 +110,7 @@ void fill_forward(Plan& plan, const core::Hints& hints) {
   plan.tile_keys = s.spec.width;
   const int64_t pairs = rows_of_q(p) * p.heads_q;
   if (s.cut.splits > 1) core::add_region(plan, "partials", pairs * s.cut.splits * rules::partial_size(p.dim_v) * 4);
-  add_step(plan, s.spec, s.cut, s.cut.items, 32 * s.warps, s.shared_bytes, text_of(s));
+  add_step(plan, s.spec, s.cut, s.cut.items, 32 * s.warps, s.shared_bytes, words_of(s));
   if (s.cut.splits > 1)
     add_small_step(plan, Task::combine, p.batch * p.len_q * p.heads_q, rules::most_warps, s.cut,
                    "the splits of each row, in order");
@@ -156,7 +128,7 @@ void fill_backward(Plan& plan) {
     const Shape s = *shape_of(p, plan.device, job);
     plan.tile_rows = s.rows();
     plan.tile_keys = s.spec.width;
-    add_step(plan, s.spec, s.cut, s.cut.items, 32 * s.warps, s.shared_bytes, text_of(s));
+    add_step(plan, s.spec, s.cut, s.cut.items, 32 * s.warps, s.shared_bytes, words_of(s));
   }
   if (core::has(p, TESSERA_DSLOPES) || core::has(p, TESSERA_DSINKS))
     add_small_step(plan, Task::reduce, p.heads_q, 1, {}, "dSlopes and dSinks over rows in float64");
