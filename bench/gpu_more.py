@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Backward, wide heads, biases and keep masks on this machine's GPU beside torch's SDPA: FlashAttention-2, and where a mask
-is given its memory-efficient backend. Measured as bench/gpu_forward.py measures.
+is given its memory-efficient backend, by the portable kernels. Measured as bench/gpu_peers.py measures.
 
     python bench/gpu_more.py [--rounds N]
 """
@@ -10,11 +10,12 @@ import statistics
 
 import torch
 import torch.nn.functional as F
-from gpu_forward import race
+from gpu_peers import race
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tessera
 
+PORTABLE = "cuda.portable,cuda.portable_backward"
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 
 
@@ -38,7 +39,7 @@ def backward(batch, heads, length, dim, causal):
     inputs = tensors(batch, heads, length, dim, grad=True)
     dout = torch.randn_like(inputs[0])
     outs = {
-        "tessera": tessera.attention(*inputs, mask="causal" if causal else None).out,
+        "tessera": tessera.attention(*inputs, mask="causal" if causal else None, kernels=PORTABLE).out,
         "peer": sdpa(FLASH, *inputs, is_causal=causal),
     }
     calls = {n: lambda out=out: torch.autograd.grad(out, inputs, dout, retain_graph=True) for n, out in outs.items()}
@@ -49,7 +50,7 @@ def backward(batch, heads, length, dim, causal):
 def wide(batch, heads, length, dim, causal):
     q, k, v = tensors(batch, heads, length, dim)
     calls = {
-        "tessera": lambda: tessera.attention(q, k, v, mask="causal" if causal else None).out,
+        "tessera": lambda: tessera.attention(q, k, v, mask="causal" if causal else None, kernels=PORTABLE).out,
         "peer": lambda: sdpa(FLASH, q, k, v, is_causal=causal),
     }
     agree([calls["tessera"]()], [calls["peer"]()])

@@ -224,12 +224,16 @@ def planned(problem_of: Callable[..., Any], options: Any, names: tuple[str, ...]
             return NAMES[wish.name], *empty(like, _tessera.DTYPES[wish.dtype], shapes[wish.name])
 
         plan = plan_of(problem, options, like, next(iter(known.values())))
-        made = plan, tuple(map(output, returned))
-        if plan.engine != "cuda" or plan.workspace_bytes == 0:
-            return made
-        return *made, (0, *empty(like, "i32", (-(-plan.workspace_bytes // 4),)))
+        return plan, tuple(map(output, returned)), *workspace_of(plan, like)
 
     return make
+
+
+def workspace_of(plan: Any, like: Any) -> tuple:
+    """What a Caller is told of a plan's workspace: on a GPU the arrays' own library gives it."""
+    if plan.engine != "cuda" or plan.workspace_bytes == 0:
+        return ()
+    return ((0, *empty(like, "i32", (-(-plan.workspace_bytes // 4),))),)
 
 
 callers: dict[Any, Callable[..., Any]] = {}  # by what tells their options from all others

@@ -6,7 +6,7 @@ from typing import Any
 
 from . import _tessera, tracing
 from .calls import FORWARD_NAMES, Options, bridge, check_one_library, check_options, forward_problem, is_torch, mask_of
-from .calls import plan_of
+from .calls import plan_of, workspace_of
 from .mask import Mask
 from .problem import NAMES, Array, Wish, dense_strides
 
@@ -80,7 +80,7 @@ def _checker(native: _tessera.Plan, expected: dict[str, Array]) -> Any:
                 )
             if a.read_only and name in RESULTS:
                 raise ValueError(f"{name} is read-only and this call writes it; pass a writable array.")
-        return native, ()
+        return native, (), *workspace_of(native, arrays[0])
 
     return check
 
