@@ -14,26 +14,6 @@ rules::BandMask longest_band(const Problem& p) {
   return band_mask(p, p.len_k, offset);
 }
 
-// (query, key) pairs that the mask's bands keep, from the upper bounds of the lengths. Long sequences are counted on
-// evenly spread rows: exact for bands that are straight lines, as all are but chunk's.
-double kept_pairs(const Problem& p) {
-  constexpr int64_t most = 512;
-  const rules::BandMask band = longest_band(p);
-  const int64_t rows = std::min(p.len_q, most);
-  double pairs = 0;
-  for (int64_t n = 0; n < rows; ++n) {
-    // The middle of the n-th of `rows` equal parts, from both sides, so that straight lines average exactly.
-    const int64_t low = (2 * n + 1) * p.len_q / (2 * rows),
-                  high = p.len_q - 1 - (2 * (rows - 1 - n) + 1) * p.len_q / (2 * rows);
-    for (const int64_t row : {low, high}) {
-      const rules::Range near = band.near(row), head = band.head(row);
-      pairs += 0.5 * static_cast<double>(near.size() + head.size() - rules::overlap(near, head).size());
-    }
-  }
-  if (rows > 0) pairs *= static_cast<double>(p.len_q) / static_cast<double>(rows);
-  return pairs;
-}
-
 // Keys of one sequence that some query sees.
 int64_t seen_by_queries(const Problem& p) {
   if (p.len_q == 0) return 0;
@@ -60,6 +40,24 @@ int64_t appended_bytes(const Problem& p, int name) {
 }
 
 }  // namespace
+
+double kept_pairs(const Problem& p) {
+  constexpr int64_t most = 512;
+  const rules::BandMask band = longest_band(p);
+  const int64_t rows = std::min(p.len_q, most);
+  double pairs = 0;
+  for (int64_t n = 0; n < rows; ++n) {
+    // The middle of the n-th of `rows` equal parts, from both sides, so that straight lines average exactly.
+    const int64_t low = (2 * n + 1) * p.len_q / (2 * rows),
+                  high = p.len_q - 1 - (2 * (rows - 1 - n) + 1) * p.len_q / (2 * rows);
+    for (const int64_t row : {low, high}) {
+      const rules::Range near = band.near(row), head = band.head(row);
+      pairs += 0.5 * static_cast<double>(near.size() + head.size() - rules::overlap(near, head).size());
+    }
+  }
+  if (rows > 0) pairs *= static_cast<double>(p.len_q) / static_cast<double>(rows);
+  return pairs;
+}
 
 Cost cost(const Problem& p, const Device& device) {
   Cost c;

@@ -73,6 +73,9 @@ int64_t add_region(Plan& plan, const char* name, int64_t bytes);
 int64_t region_offset(const Plan& plan, const char* name);
 
 Cost cost(const Problem& p, const Device& device);
+// (query, key) pairs of one head that the mask's bands keep in a sequence as long as can be. Long sequences are counted
+// on evenly spread rows: exact for bands that are straight lines, as all are but chunk's.
+double kept_pairs(const Problem& p);
 
 // Checks the problem and takes the first kernel in the list that accepts it and that the hints allow. If none: throws
 // Error(TESSERA_UNSUPPORTED) with every kernel's reason.

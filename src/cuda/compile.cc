@@ -112,6 +112,10 @@ std::optional<Target> parse_target(const std::string& word) {
   return Target{arch, kind == "compute"};
 }
 
+bool compiles_for(const Code& code, const Target& target) {
+  return code.only_arch ? target == Target{code.least_arch, false} : target.arch >= code.least_arch;
+}
+
 std::string Compiler::key() const {
   std::string all = "nvrtc " + version_text(version);
   for (const char* option : options) all += std::string(" ") + option;
@@ -128,7 +132,7 @@ Image Compiler::compile(const Code& code, const Target& target) const {
   const auto destroy = [&](Program p) { nvrtc->nvrtcDestroyProgram(&p); };
   const std::unique_ptr<struct nvrtc_program, decltype(destroy)> program(made, destroy);
 
-  const std::string arch = "--gpu-architecture=" + text(target);
+  const std::string arch = "--gpu-architecture=" + text(target) + (code.only_arch ? "a" : "");
   std::vector<const char*> all(options.begin(), options.end());
   all.push_back(arch.c_str());
   if (!target.ptx && target.arch / 10 == 8) all.push_back(option_of_sm_8x);

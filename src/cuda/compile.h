@@ -15,6 +15,7 @@ struct Target {
 };
 std::string text(const Target& target);  // "sm_80", "compute_80"
 std::optional<Target> parse_target(const std::string& word);
+bool compiles_for(const Code& code, const Target& target);
 
 struct Image {
   Target target;

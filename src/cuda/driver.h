@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <string>
 
+namespace tessera::rules {
+struct TensorMap;
+}
+
 namespace tessera::cuda {
 
 using Result = int;  // CUresult
@@ -15,13 +19,15 @@ using Library = struct CUlib_st*;
 using Function = struct CUkern_st*;  // a CUkernel, which cuLaunchKernel takes for any context
 using Attribute = int;
 
-// CUresult, CUdevice_attribute, CUfunction_attribute, CUstreamCaptureStatus: those that are used.
+// CUresult, CUdevice_attribute, CUfunction_attribute, CUstreamCaptureStatus, CUtensorMap*: those that are used.
 inline constexpr Result invalid_value = 1;
 inline constexpr Attribute attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76,
                            attribute_shared_optin = 97;
 inline constexpr Attribute function_max_dynamic_shared = 8;
 inline constexpr int capture_relaxed = 2;  // CUstreamCaptureMode
 inline constexpr int pointer_device = 9;   // CUpointer_attribute
+inline constexpr int map_f16 = 6, map_bf16 = 9, map_no_interleave = 0, map_swizzle_128 = 3, map_promote_256 = 3,
+                     map_fill_zeros = 0;
 
 struct Driver {
   int version = 0;  // 13000 for CUDA 13.0
@@ -46,10 +52,15 @@ struct Driver {
   Result (*cuKernelSetAttribute)(Attribute, int, Function, Ordinal) = nullptr;
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                            void**, void**) = nullptr;
+  Result (*cuMemsetD32Async)(unsigned long long, unsigned, size_t, Stream) = nullptr;
+  // dtype, rank, address, extents, strides in bytes (of all dimensions but the first), box, steps in the box,
+  // interleave, swizzle, promotion, fill
+  Result (*cuTensorMapEncodeTiled)(rules::TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,
+                                   const uint32_t*, const uint32_t*, int, int, int, int) = nullptr;
 };
 
-// The oldest driver whose functions these are (cuLibrary* and launches of a CUkernel came with 12.0), and the text of a
-// version: 13000 is "13.0".
+// The oldest driver whose functions these are (cuLibrary*, launches of a CUkernel and cuTensorMap* came with 12.0), and
+// the text of a version: 13000 is "13.0".
 inline constexpr int oldest_driver = 12000;
 std::string version_text(int version);
 

@@ -80,16 +80,14 @@ void fill(Plan& plan, const core::Hints&) {
   core::add_region(plan, "row_lse", pairs * 4);
   core::add_region(plan, "row_term", pairs * 4);
   core::add_region(plan, "dq_sums", sum_rows(p) * p.heads_q * p.dim * 4);
-  const int64_t most = int64_t{plan.device.sms} * 16, rows = p.batch * p.heads_q * p.len_q;
-  add_part(plan, "prepare", BackwardPart::prepare, std::min<int64_t>(rules::ceil_div(rows, 4), most),
-           "dLSE - dO . out of each row; dQ's sums are zeros");
+  const int64_t of_groups = std::min<int64_t>(rules::ceil_div(p.batch * p.heads_q * rules::ceil_div(p.len_q, 16), 4),
+                                              int64_t{plan.device.sms} * 16);
+  add_part(plan, "prepare", BackwardPart::prepare, of_groups, "dLSE - dO . out of each row; dQ's sums are zeros");
   const int64_t blocks = p.batch * p.heads_kv * key_tiles(p, spec);
   add_part(plan, "attend", BackwardPart::attend, blocks,
            fmt::format("tile {} keys x {} queries; {} blocks of {} threads, {} KiB shared", spec.tile_keys,
                        spec.tile_rows, blocks, rules::threads(spec), rules::ceil_div(rules::shared_bytes(spec), 1024)));
-  add_part(plan, "convert", BackwardPart::convert,
-           std::min<int64_t>(rules::ceil_div(p.batch * p.heads_q * rules::ceil_div(p.len_q, 16), 4), most),
-           "dQ's sums to dq");
+  add_part(plan, "convert", BackwardPart::convert, of_groups, "dQ's sums to dq");
   add_clear_step(plan);
 }
 

@@ -25,7 +25,7 @@ std::vector<Target> parse_targets(const std::string& words) {
   return targets;
 }
 
-constexpr std::array<const core::Kernel*, 3> all = {&portable_forward, &portable_backward, &general};
+constexpr std::array<const core::Kernel*, 4> all = {&sm90_forward, &portable_forward, &portable_backward, &general};
 
 int64_t shared_of(const Code& code) {
   return std::max(0, code.shared_bytes);  // 0 also where each plan says

@@ -112,7 +112,7 @@ Function Loaded::load(Ordinal device, int arch, Stream stream) const {
 
   std::string why = shipped_pack().why;
   if (const auto& pack = shipped_pack().pack) {
-    const Image* const image = image_for(*pack, code_.text, arch);
+    const Image* const image = image_for(*pack, code_, arch);
     if (!image) why = fmt::format("the kernel pack has no code for sm_{}", arch);
     else if (pack->compiler / 1000 > driver.version / 1000)
       why = fmt::format("the kernel pack was made by NVRTC {}, whose code needs a driver of CUDA {}.0; this one is {}",

@@ -170,7 +170,7 @@ Pack build_pack(const Compiler& compiler, const std::vector<Target>& targets) {
   std::vector<Work> all;
   for (const Code& code : shipped())
     for (const Target& target : targets)
-      if (target.arch >= code.least_arch) all.push_back({code, target});
+      if (compiles_for(code, target)) all.push_back({code, target});
 
   // NVRTC compiles for many threads at once, each program by itself.
   Pack pack = {.sources = source_digest(), .compiler = compiler.version, .kernels = {}};
@@ -198,15 +198,15 @@ Pack build_pack(const Compiler& compiler, const std::vector<Target>& targets) {
   return pack;
 }
 
-const Image* image_for(const Pack& pack, const std::string& code, int arch) {
+const Image* image_for(const Pack& pack, const Code& code, int arch) {
   const Image* best = nullptr;
   const auto later = [](const Image& a, const Image* b) {
     return !b || (a.target.ptx == b->target.ptx ? a.target.arch > b->target.arch : b->target.ptx);
   };
   for (const PackedKernel& kernel : pack.kernels) {
     const Target& t = kernel.image.target;
-    const bool runs = kernel.code == code && t.arch <= arch && (t.ptx || t.arch / 10 == arch / 10);
-    if (runs && later(kernel.image, best)) best = &kernel.image;
+    const bool runs = code.only_arch ? t == Target{arch, false} : t.arch <= arch && (t.ptx || t.arch / 10 == arch / 10);
+    if (kernel.code == code.text && runs && later(kernel.image, best)) best = &kernel.image;
   }
   return best;
 }

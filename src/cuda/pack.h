@@ -41,7 +41,7 @@ Pack build_pack(const Compiler& compiler, const std::vector<Target>& targets);
 std::vector<Target> shipped_targets();
 
 // The image that a device of `arch` runs: machine code of its major version and no later minor one, the latest such;
-// else PTX of the latest that is not later; else nullptr.
-const Image* image_for(const Pack& pack, const std::string& code, int arch);
+// else PTX of the latest that is not later; else nullptr. Of code for one chip: that chip's own.
+const Image* image_for(const Pack& pack, const Code& code, int arch);
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 #include "cuda/params.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace tessera::cuda {
@@ -123,10 +124,77 @@ struct Filler {
   }
 };
 
+// Of bias and keep, whose dimensions are (batch, head, query, key).
+rules::Steps pair_steps_of(const Problem& p, int name) {
+  const Operand& o = core::operand(p, name);
+  const auto step = [&](int d) { return o.extent[d] > 1 ? o.stride[d] : 0; };
+  return {step(0), step(2), step(1)};
+}
+bool even(const rules::Steps& s) {
+  return s.batch % 2 == 0 && s.row % 2 == 0 && s.head % 2 == 0;
+}
+// Heads side by side: those that share keys; under a causal mask as many as keep K and V in half of a large L2 cache,
+// so that the heaviest tiles of all of them come first.
+int section_of(const Problem& p) {
+  constexpr double cache_bytes = 32 << 20;
+  const int64_t heads = p.heads_q * p.batch, group = core::group(p);
+  if (!p.mask.causal && !p.mask.has_prefix) return static_cast<int>(group);
+  const double pair = 2.0 * static_cast<double>(std::max<int64_t>(1, p.len_k) * (p.dim + p.dim_v));
+  const double pairs = std::clamp(cache_bytes / pair, 1.0, static_cast<double>(std::max<int64_t>(1, heads)));
+  return static_cast<int>(std::clamp<int64_t>(static_cast<int64_t>(pairs) * group, 1, std::max<int64_t>(1, heads)));
+}
+
 }  // namespace
 
 rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound) {
   return Filler{plan, bound}.params();
+}
+
+bool has_pairs(const Problem& p) {
+  return core::has(p, TESSERA_BIAS) || core::has(p, TESSERA_KEEP);
+}
+rules::Float float_of(const Problem& p) {
+  return core::data_dtype(p) == TESSERA_BF16 ? rules::Float::bf16 : rules::Float::f16;
+}
+rules::ForwardParams forward_params(const core::Plan& plan, const core::Bindings& bound) {
+  const Problem& p = plan.problem;
+  const bool f32 = core::operand(p, TESSERA_OUT).dtype == TESSERA_F32;
+  const CornerParams corner = corner_params(p, bound);
+  return {
+      .q = bound.data[TESSERA_Q],
+      .k = bound.data[TESSERA_K],
+      .v = bound.data[TESSERA_V],
+      .out = bound.data[TESSERA_OUT],
+      .lse = data_of<float>(p, bound, TESSERA_LSE),
+      .status = data_of<int>(p, bound, TESSERA_STATUS),
+      .corner_offsets = corner.offsets,
+      .q_step = steps_of(p, TESSERA_Q),
+      .k_step = steps_of(p, TESSERA_K),
+      .v_step = steps_of(p, TESSERA_V),
+      .out_step = steps_of(p, TESSERA_OUT),
+      .lse_step = steps_of(p, TESSERA_LSE),
+      .queries = query_lengths(p, bound),
+      .keys = key_lengths(p, bound),
+      .band = corner.band,
+      .corner = corner.corner,
+      .batch = static_cast<int>(p.batch),
+      .heads = static_cast<int>(p.heads_q),
+      .group = static_cast<int>(core::group(p)),
+      .row_tiles = static_cast<int>(rules::ceil_div(p.len_q, plan.tile_rows)),
+      .section = section_of(p),
+      .scale = has_pairs(p) ? 1.0f : static_cast<float>(scale_of(p)),
+      .scale_log2 = static_cast<float>((has_pairs(p) ? 1 : scale_of(p)) * M_LOG2E),
+      .slack =
+          f32 ? 0.0f : 8.0f,  // rounded to 16 bits, a weight of 2^8 costs a float32 result more than the contract has
+      .out_is_f32 = f32,
+      .bias = data_of<const unsigned short>(p, bound, TESSERA_BIAS),
+      .keep = data_of<const unsigned char>(p, bound, TESSERA_KEEP),
+      .bias_step = pair_steps_of(p, TESSERA_BIAS),
+      .keep_step = pair_steps_of(p, TESSERA_KEEP),
+      .pair_scale = static_cast<float>(scale_of(p)),
+      .keep_in_words = p.len_k % 2 == 0 && (reinterpret_cast<uintptr_t>(bound.data[TESSERA_KEEP]) & 1) == 0 &&
+                       even(pair_steps_of(p, TESSERA_KEEP)),
+  };
 }
 
 rules::Steps steps_of(const Problem& p, int name) {

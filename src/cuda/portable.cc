@@ -46,6 +46,20 @@ std::string refuse_portable(const Problem& p, const Device& device) {
   return "";
 }
 
+std::string refuse_forward(const Problem& p, const Device& device) {
+  if (p.pass != TESSERA_FORWARD)
+    return p.pass == TESSERA_BACKWARD ? "it attends forward only" : "an append has no products";
+  if (std::string why = refuse_portable(p, device); !why.empty()) return why;
+  for (const int name : {TESSERA_K, TESSERA_V})
+    if (core::operand(p, name).dtype != core::data_dtype(p))
+      return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,
+                         rules::dtype_rows[core::operand(p, name).dtype].text);
+  if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
+  if (p.cache.rotary_dim) return "it rotates nothing";
+  if (p.batch_invariant) return "it does not answer every chunk of a sequence, and another kernel has other bits";
+  return "";
+}
+
 std::string refuse_scale(const Problem& p) {
   const double scale_log2 = scale_of(p) * M_LOG2E;
   return scale_log2 >= 0x1p-126 && scale_log2 <= 0x1p126

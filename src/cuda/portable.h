@@ -1,4 +1,4 @@
-// What the portable kernels refuse alike. Each function returns a sentence, or nothing.
+// What the fast kernels refuse alike. Each function returns a sentence, or nothing.
 #pragma once
 #include <span>
 #include <string>
@@ -9,6 +9,8 @@ namespace tessera::cuda {
 
 // Device, dtype, lengths, and options that neither kernel has.
 std::string refuse_portable(const core::Problem& p, const core::Device& device);
+// That, other passes, and caches.
+std::string refuse_forward(const core::Problem& p, const core::Device& device);
 // Weights are powers of the scaled product.
 std::string refuse_scale(const core::Problem& p);
 std::string refuse_shared(int bytes, const core::Device& device);

@@ -16,7 +16,8 @@ struct Keys {  // bounds of an empty range are equal
  private:
   static TESSERA_DEVICE Word below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0 : (1u << n) - 1; }
 };
-TESSERA_DEVICE Keys keys_of(rules::Range r) {  // bounds of an empty range may lie anywhere
+template <class Int>
+TESSERA_DEVICE Keys keys_of(rules::RangeOf<Int> r) {  // bounds of an empty range may lie anywhere
   return r.empty() ? Keys{0, 0} : Keys{static_cast<int>(r.begin), static_cast<int>(r.end)};
 }
 

@@ -37,13 +37,15 @@ TESSERA_DEVICE Address columns_first(Address tile, int lane) {
 template <int rows, int columns, int threads, class There>
 TESSERA_DEVICE void copy_tile(Address tile, const unsigned short* from, Index step, int thread, There&& there) {
   constexpr int chunks = columns / 8, rows_at_once = threads / chunks;
-  static_assert(threads % chunks == 0 && rows % rows_at_once == 0 && rows_at_once % 8 == 0);
+  static_assert(threads % chunks == 0 && rows % rows_at_once == 0 && (rows_at_once == 4 || rows_at_once % 8 == 0));
   const int row = thread / chunks, chunk = thread % chunks;
   const unsigned short* source = from + row * step + chunk * 8;
   const Address target = tile + place<columns>(row, chunk);
 #pragma unroll
   for (int i = 0; i < rows / rows_at_once; ++i) {
-    copy_16(target + static_cast<Address>(i * rows_at_once * columns * 2), source, there(row + i * rows_at_once));
+    const int further = i * rows_at_once;
+    copy_16((target ^ static_cast<Address>((further & 7) << 4)) + static_cast<Address>(further * columns * 2), source,
+            there(row + further));
     source += rows_at_once * step;
   }
 }

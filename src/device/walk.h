@@ -18,12 +18,18 @@ struct Walk {
     const int t = tile(n);
     return clean_begin <= t && t < clean_end;
   }
+  // The steps whose tiles are clean: these lie in one of the two ranges.
+  TESSERA_DEVICE Keys clean_steps() const {
+    const int last = clean_end > near_end - near_count ? near_end : head_end + near_count;
+    return clean_begin < clean_end ? Keys{last - clean_end, last - clean_begin} : Keys{0, 0};
+  }
 };
-template <int tile_keys>
-TESSERA_DEVICE Walk walk_of(const rules::BandMask& band, Range rows) {
+template <class Int>
+TESSERA_DEVICE Walk walk_of(const rules::BandOf<Int>& band, rules::RangeOf<Int> rows, int tile_keys) {
+  using Range = rules::RangeOf<Int>;
   if (rows.empty()) return {};
-  const rules::Visit v = rules::visit(band, rows);
-  const auto tiles = [](Range keys) {
+  const rules::VisitOf<Int> v = rules::visit_of(band, rows);
+  const auto tiles = [=](Range keys) {
     return keys.empty() ? Range{0, 0} : Range{keys.begin / tile_keys, (keys.end + tile_keys - 1) / tile_keys};
   };
   Range near = tiles(v.near), head = tiles(v.head);

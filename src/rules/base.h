@@ -26,8 +26,12 @@ TESSERA_RULE T max(T a, T b) {
   return a < b ? b : a;
 }
 // Division that rounds toward minus infinity; b > 0.
-TESSERA_RULE Index floor_div(Index a, Index b) {
+template <class Int>
+TESSERA_RULE Int floor_div(Int a, Int b) {
   return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
+TESSERA_RULE Index floor_div(Index a, Index b) {
+  return floor_div<Index>(a, b);
 }
 TESSERA_RULE Index ceil_div(Index a, Index b) {
   return -floor_div(-a, b);

@@ -10,99 +10,134 @@
 
 namespace tessera::rules {
 
-struct Range {  // half open; empty when end <= begin
-  Index begin, end;
+template <class Int>
+struct RangeOf {  // half open; empty when end <= begin
+  Int begin, end;
   TESSERA_RULE bool empty() const { return end <= begin; }
-  TESSERA_RULE bool has(Index x) const { return begin <= x && x < end; }
-  TESSERA_RULE bool covers(Range inner) const { return inner.empty() || (begin <= inner.begin && inner.end <= end); }
-  TESSERA_RULE Index size() const { return empty() ? 0 : end - begin; }
+  TESSERA_RULE bool has(Int x) const { return begin <= x && x < end; }
+  TESSERA_RULE bool covers(RangeOf inner) const { return inner.empty() || (begin <= inner.begin && inner.end <= end); }
+  TESSERA_RULE Int size() const { return empty() ? 0 : end - begin; }
 };
-TESSERA_RULE Range overlap(Range a, Range b) {
+using Range = RangeOf<Index>;
+template <class Int>
+TESSERA_RULE RangeOf<Int> overlap(RangeOf<Int> a, RangeOf<Int> b) {
   return {max(a.begin, b.begin), min(a.end, b.end)};
 }
-TESSERA_RULE Range hull(Range a, Range b) {
+TESSERA_RULE Range overlap(Range a, Range b) {
+  return overlap<Index>(a, b);
+}
+template <class Int>
+TESSERA_RULE RangeOf<Int> hull(RangeOf<Int> a, RangeOf<Int> b) {
   if (a.empty()) return b;
   if (b.empty()) return a;
   return {min(a.begin, b.begin), max(a.end, b.end)};
 }
 
-// Farther than any position can be: lengths stay below 2^31, so sums of two positions and one bound cannot wrap.
-inline constexpr Index far_away = Index{1} << 40;
+// Farther than any position can be, so that sums of two positions and one bound cannot wrap: lengths stay below 2^31,
+// and below 2^27 where 32 bits count them.
+template <class Int>
+inline constexpr Int farthest = Int{1} << (sizeof(Int) == 8 ? 40 : 30);
+inline constexpr Index far_away = farthest<Index>;
 TESSERA_RULE Index saturate(Index bound) {
   return max(-far_away, min(bound, far_away));
 }
 
-struct BandMask {
-  Index keys = 0;         // the sequence's used keys: 0 <= j < keys, always
-  Index offset = 0;       // row i has position p = i + offset
-  Index left = far_away;  // window: p - left <= j <= p + right
-  Index right = far_away;
-  Index chunk = far_away;  // floor(j / chunk) == floor(p / chunk), if `chunked`
-  Index prefix = 0;        // causal: j < prefix or j <= p, if `causal`
-  Index first = 0;         // j < first is kept whatever the window says
+// In 64 bits, or on a device whose sequences are short enough in 32.
+template <class Int>
+struct BandOf {
+  using Range = RangeOf<Int>;
+
+  Int keys = 0;              // the sequence's used keys: 0 <= j < keys, always
+  Int offset = 0;            // row i has position p = i + offset
+  Int left = farthest<Int>;  // window: p - left <= j <= p + right
+  Int right = farthest<Int>;
+  Int chunk = farthest<Int>;  // floor(j / chunk) == floor(p / chunk), if `chunked`
+  Int prefix = 0;             // causal: j < prefix or j <= p, if `causal`
+  Int first = 0;              // j < first is kept whatever the window says
   bool causal = false;
   bool chunked = false;
 
   // What holds for both bands of a row: length, causal or prefix, chunk.
-  TESSERA_RULE Range frame(Index row) const {
-    const Index p = row + offset;
+  TESSERA_RULE Range frame(Int row) const {
+    const Int p = row + offset;
     Range r = {0, keys};
     if (causal) r.end = min(r.end, max(prefix, p + 1));
     if (chunked) {
-      const Index begin = floor_div(p, chunk) * chunk;
-      r = overlap(r, {begin, begin + chunk});
+      const Int begin = floor_div<Int>(p, chunk) * chunk;
+      r = overlap<Int>(r, {begin, begin + chunk});
     }
     return r;
   }
   // The row's keys are these two bands together; they may overlap.
-  TESSERA_RULE Range near(Index row) const {
-    const Index p = row + offset;
-    return overlap(frame(row), {p - left, p + right + 1});
+  TESSERA_RULE Range near(Int row) const {
+    const Int p = row + offset;
+    return overlap<Int>(frame(row), {p - left, p + right + 1});
   }
-  TESSERA_RULE Range head(Index row) const { return overlap(frame(row), {0, first}); }
+  TESSERA_RULE Range head(Int row) const { return overlap<Int>(frame(row), {0, first}); }
 
-  TESSERA_RULE bool keeps(Index row, Index key) const { return near(row).has(key) || head(row).has(key); }
+  TESSERA_RULE bool keeps(Int row, Int key) const { return near(row).has(key) || head(row).has(key); }
 
   // The other way round: rows whose near, or head, band has a key of 0 <= key < keys. Neither end moves left as keys
   // grow.
-  TESSERA_RULE Range rows_near(Index key) const {
-    return overlap(rows_framing(key), {key - right - offset, key + left + 1 - offset});
+  TESSERA_RULE Range rows_near(Int key) const {
+    return overlap<Int>(rows_framing(key), {key - right - offset, key + left + 1 - offset});
   }
-  TESSERA_RULE Range rows_heading(Index key) const { return key < first ? rows_framing(key) : Range{0, 0}; }
+  TESSERA_RULE Range rows_heading(Int key) const { return key < first ? rows_framing(key) : Range{0, 0}; }
 
  private:
-  TESSERA_RULE Range rows_framing(Index key) const {
-    Range positions = {-4 * far_away, 4 * far_away};
+  TESSERA_RULE Range rows_framing(Int key) const {
+    Range positions = {-4 * farthest<Int>, 4 * farthest<Int>};
     if (causal && key >= prefix) positions.begin = key;
     if (chunked) {
-      const Index begin = key / chunk * chunk;
-      positions = overlap(positions, {begin, begin + chunk});
+      const Int begin = key / chunk * chunk;
+      positions = overlap<Int>(positions, {begin, begin + chunk});
     }
     return {positions.begin - offset, positions.end - offset};
   }
 };
+using BandMask = BandOf<Index>;
+using NarrowBand = BandOf<int>;
+inline constexpr Index narrow_length = Index{1} << 27;  // of sequences, bounded windows and chunks
+TESSERA_RULE bool can_narrow(const BandMask& m) {
+  const auto fits = [](Index x) { return x <= narrow_length || x >= far_away; };
+  return fits(m.left) && fits(m.right) && fits(m.chunk);
+}
+// The same mask for sequences of at most narrow_length, wherever its corner lies: a row that is farther away sees what
+// one at half of `farthest` does.
+TESSERA_RULE int narrow_offset(Index offset) {
+  constexpr Index most = farthest<int> / 2;
+  return static_cast<int>(max(-most, min(offset, most)));
+}
+TESSERA_RULE NarrowBand narrowed(const BandMask& m) {
+  const auto narrow = [](Index x) { return static_cast<int>(min<Index>(x, farthest<int>)); };
+  return {narrow(m.keys),   narrow_offset(m.offset), narrow(m.left), narrow(m.right), narrow(m.chunk),
+          narrow(m.prefix), narrow(m.first),         m.causal,       m.chunked};
+}
 
 // A band over several rows: the keys that some row of `rows` sees (a hull), and those that every row sees (exact).
-template <class Band>
-TESSERA_RULE Range seen_by_any(Band&& band, Range rows) {
+template <class Band, class Int>
+TESSERA_RULE RangeOf<Int> seen_by_any(Band&& band, RangeOf<Int> rows) {
   return {band(rows.begin).begin, band(rows.end - 1).end};
 }
-template <class Band>
-TESSERA_RULE Range seen_by_all(Band&& band, Range rows) {
+template <class Band, class Int>
+TESSERA_RULE RangeOf<Int> seen_by_all(Band&& band, RangeOf<Int> rows) {
   return {band(rows.end - 1).begin, band(rows.begin).end};
 }
 // What a tile of rows has to do with the keys.
-struct Visit {
-  Range head, near;  // keys to visit: two ranges in order, which do not overlap
-  Range full;        // keys that every row keeps, as far as bands go
+template <class Int>
+struct VisitOf {
+  RangeOf<Int> head, near;  // keys to visit: two ranges in order, which do not overlap
+  RangeOf<Int> full;        // keys that every row keeps, as far as bands go
 };
-TESSERA_RULE Visit visit(const BandMask& mask, Range rows) {
-  const auto near = [&](Index row) { return mask.near(row); };
-  const auto head = [&](Index row) { return mask.head(row); };
-  Visit v = {{0, 0}, seen_by_any(near, rows), seen_by_all(near, rows)};
+using Visit = VisitOf<Index>;
+template <class Int>
+TESSERA_RULE VisitOf<Int> visit_of(const BandOf<Int>& mask, RangeOf<Int> rows) {
+  const auto near = [&](Int row) { return mask.near(row); };
+  const auto head = [&](Int row) { return mask.head(row); };
+  VisitOf<Int> v = {{0, 0}, seen_by_any(near, rows), seen_by_all(near, rows)};
   if (mask.first > 0) {
     v.head = seen_by_any(head, rows);
-    const Range all = seen_by_all(head, rows);
+    const RangeOf<Int> all = seen_by_all(head, rows);
     // Every row's two bands together: one range where they touch, else the larger of the two.
     const bool touch = !all.empty() && !v.full.empty() && all.begin <= v.full.end && v.full.begin <= all.end;
     if (touch) v.full = hull(all, v.full);
@@ -113,6 +148,9 @@ TESSERA_RULE Visit visit(const BandMask& mask, Range rows) {
     }
   }
   return v;
+}
+TESSERA_RULE Visit visit(const BandMask& mask, Range rows) {
+  return visit_of<Index>(mask, rows);
 }
 // The rows that may see some key of `keys`: a hull.
 TESSERA_RULE Range rows_visiting(const BandMask& mask, Range rows, Range keys) {

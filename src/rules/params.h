@@ -48,6 +48,19 @@ struct ForwardParams {
   bool keep_in_words;  // two bytes of keep lie at an even address, everywhere
 };
 
+struct alignas(64) TensorMap {  // CUtensorMap: an operand as the copy engine sees it
+  unsigned long long word[16];
+};
+// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. q, k, v, their steps and the
+// wide band are not read.
+struct Sm90ForwardParams : ForwardParams {
+  TensorMap q_map, k_map, v_map;
+  NarrowBand narrow_band;
+  int items, dim_v;
+  int*
+      next;  // how many items were taken, 0 before the launch: whoever is free takes the next. Absent: each in its turn
+};
+
 struct BackwardParams {
   const void *q, *k, *v, *out, *dout;
   void *dq, *dk, *dv;       // dk and dv may be absent

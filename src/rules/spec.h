@@ -41,7 +41,7 @@ TESSERA_RULE int shared_bytes(
   return s.dim * 2 * (s.tile_rows + 2 * s.stages * s.tile_keys) + 20 * s.tile_rows + 256;
 }
 TESSERA_RULE int blocks_at_once(const ForwardSpec& s) {  // on a multiprocessor; bounds the registers
-  return s.dim > 128 ? 1 : s.dim <= 64 && s.tile_keys <= 64 ? 3 : 2;
+  return s.dim > 128 && s.warps > 4 ? 1 : s.dim <= 64 && s.tile_keys <= 64 ? 3 : 2;
 }
 
 // Can such a kernel be compiled at all, and is it right? Warps own blocks of 16 rows; all threads copy 8 rows or a
@@ -52,8 +52,53 @@ TESSERA_RULE bool legal(const ForwardSpec& s) {
   if (s.tile_rows <= 0 || s.tile_rows > 512 || s.tile_keys <= 0 || s.tile_keys > 256) return false;
   const int rows_at_once = 32 * s.warps * 8 / s.dim;
   if (s.pairs != 0 && (s.pairs != 1 || s.tile_rows != 16 * s.warps)) return false;
-  return s.tile_rows % (16 * s.warps) == 0 && s.tile_keys % 32 == 0 && 32 * s.warps % s.dim == 0 &&
-         s.tile_rows % rows_at_once == 0 && s.tile_keys % rows_at_once == 0;
+  return s.tile_rows % (16 * s.warps) == 0 && s.tile_keys % 32 == 0 &&
+         (32 * s.warps % s.dim == 0 || rows_at_once == 4) && s.tile_rows % rows_at_once == 0 &&
+         s.tile_keys % rows_at_once == 0;
+}
+
+// Hopper's forward kernel: a warpgroup that copies, and `groups` that attend, each 64 query rows.
+struct Sm90ForwardSpec {
+  Float dtype;
+  int dim, dim_v;  // of a row in registers, multiples of 16; an operand's may be smaller
+  int groups;
+  int tile_keys;  // of a step
+  int stages;     // tiles of K, and as many of V, in shared memory
+  int q_stages;   // and tiles of q: 2, and the next item's is there before this one's ends
+  int turns;      // 1: groups take turns at the tensor cores
+
+  bool operator==(const Sm90ForwardSpec&) const = default;
+};
+template <class F>
+TESSERA_RULE void visit_fields(Sm90ForwardSpec& spec, F&& f) {
+  auto& [dtype, dim, dim_v, groups, tile_keys, stages, q_stages, turns] = spec;
+  f("dtype", dtype);
+  f("dim", dim);
+  f("dim_v", dim_v);
+  f("groups", groups);
+  f("tile_keys", tile_keys);
+  f("stages", stages);
+  f("q_stages", q_stages);
+  f("turns", turns);
+}
+TESSERA_RULE int threads(const Sm90ForwardSpec& s) {
+  return 128 * (s.groups + 1);
+}
+TESSERA_RULE int tile_rows(const Sm90ForwardSpec& s) {
+  return 64 * s.groups;
+}
+TESSERA_RULE int slabs_of(int dim) {  // of 64 columns, 128 bytes a row, as the copy engine writes them
+  return (dim + 63) / 64;
+}
+TESSERA_RULE int shared_bytes(const Sm90ForwardSpec& s) {  // q, k, v; jobs and barriers
+  const int q = 128 * slabs_of(s.dim) * tile_rows(s), k = 128 * slabs_of(s.dim) * s.tile_keys;
+  return s.q_stages * q + s.stages * (k + 128 * slabs_of(s.dim_v) * s.tile_keys) + 1024;
+}
+TESSERA_RULE bool legal(const Sm90ForwardSpec& s) {
+  const auto dim = [](int d) { return d >= 16 && d <= 256 && d % 16 == 0; };
+  return dim(s.dim) && dim(s.dim_v) && s.groups >= 2 && s.groups <= 3 && s.tile_keys >= 16 && s.tile_keys <= 256 &&
+         s.tile_keys % 16 == 0 && s.stages >= 1 && s.stages <= 8 && (s.q_stages == 1 || s.q_stages == 2) &&
+         (s.turns == 0 || (s.turns == 1 && s.groups == 2));
 }
 
 // The portable backward kernel, and what goes before and after it.
@@ -88,7 +133,7 @@ TESSERA_RULE int shared_bytes(const BackwardSpec& s) {  // k, v, two stages of q
          16 * s.tile_keys + 256;
 }
 TESSERA_RULE int blocks_at_once(const BackwardSpec& s) {
-  return s.part != BackwardPart::attend ? 4 : s.warps > 4 ? 1 : 2;
+  return s.part != BackwardPart::attend ? 3 : s.warps > 4 ? 1 : 2;
 }
 TESSERA_RULE bool legal(const BackwardSpec& s) {
   if (s.dim != 64 && s.dim != 128) return false;

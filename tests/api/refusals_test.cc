@@ -31,6 +31,7 @@ TEST(Refusals, EveryKernelSaysWhy) {
             "its products are bf16, k is e4m3 times a scale");
   expect_in(why(forward, "avx2", "cpu.avx512"), "cpu.baseline: only cpu.avx512 may be chosen");
   expect_in(why("forward f64 q8 k8 d16", "h200", "cuda"), "cuda.portable: its products are bf16 or f16, q is f64");
+  expect_in(why("forward f64 q8 k8 d16", "h200", "cuda"), "cuda.sm90: its products are bf16 or f16, q is f64");
   expect_in(why("forward f64 q8 k8 d16", "h200", "cuda"), "cuda.general: float64 is computed on processors only");
   expect_in(why("backward bf16 q8 k8 d64", "h200", "cuda.portable"), "cuda.portable: it attends forward only");
   expect_in(why(bf16, "t4", "cuda"), "cuda.general: q is bf16 and device t4 is sm_75; its tensor cores take f16");

@@ -30,7 +30,8 @@ Code code_with(const char* body, const char* bounds = "") {
           .entry = "f",
           .threads = 32,
           .shared_bytes = 0,
-          .least_arch = 75};
+          .least_arch = 75,
+          .only_arch = false};
 }
 
 TEST_F(Compile, MachineCodeAndPtx) {
@@ -46,6 +47,33 @@ TEST_F(Compile, MachineCodeAndPtx) {
   const Image ptx = compiler_->compile(code_with("x[0] = x[1];"), {80, true});
   EXPECT_NE(ptx.bytes.find(".target sm_80"), std::string::npos);
   EXPECT_EQ(ptx.registers, 0);
+}
+
+// wgmma is of sm_90a alone.
+TEST_F(Compile, CodeOfOneChipHasItsOwnInstructions) {
+  Code code = code_with("asm volatile(\"wgmma.fence.sync.aligned;\");");
+  expect_says(refusal([&] { compiler_->compile(code, {90, false}); }), TESSERA_FAILED, "does not compile a test for");
+  code.least_arch = 90;
+  code.only_arch = true;
+  const Image image = compiler_->compile(code, {90, false});
+  EXPECT_TRUE(
+      image.bytes.starts_with("\x7F"
+                              "ELF"));
+  EXPECT_EQ(image.target, (Target{90, false}));
+}
+
+TEST(CompilesFor, WhatHasTheInstructions) {
+  Code code = code_with("");
+  for (const Target target : {Target{75, false}, Target{80, true}, Target{120, false}})
+    EXPECT_TRUE(compiles_for(code, target)) << text(target);
+  code.least_arch = 90;
+  for (const Target target : {Target{75, false}, Target{80, true}})
+    EXPECT_FALSE(compiles_for(code, target)) << text(target);
+  EXPECT_TRUE(compiles_for(code, {100, false}));
+  code.only_arch = true;
+  EXPECT_TRUE(compiles_for(code, {90, false}));
+  for (const Target target : {Target{80, false}, Target{90, true}, Target{100, false}})
+    EXPECT_FALSE(compiles_for(code, target)) << text(target);
 }
 
 TEST_F(Compile, AShippedKernelNeitherSpillsNorWarns) {

@@ -86,7 +86,7 @@ class NoDriver(Base):
         error = json.loads(self.expect(INVALID, *PLAN, "--json", **options).stdout)["error"]
         self.assertEqual(error["code"], "failed")
         self.assertIn(sentence, error["message"])
-        self.expect(RIGHT, *PLAN, "--device", "h200", says="cuda.portable", **options)
+        self.expect(RIGHT, *PLAN, "--device", "h200", says="1 attend   cuda.sm90", **options)
         self.expect(RIGHT, *CHECK, says="1 passed, 0 failed", **options)
 
     @unittest.skipIf(REAL_DRIVER, "this machine has a driver")
@@ -137,7 +137,8 @@ class Device(Base):
         half = [word.replace("bf16", "f16") for word in PLAN]
         self.expect(RIGHT, *half, says=["NVIDIA Chip (sm_75, 132 SMs)", "1 attend   cuda.general"], **chip(75))
         for arch in (80, 86, 89, 90, 100, 121, 130):
-            says = [f"NVIDIA Chip (sm_{arch}, 132 SMs)", "1 attend   cuda.portable"]
+            attends = "1 attend   cuda.sm90" if arch == 90 else "1 attend   cuda.portable"
+            says = [f"NVIDIA Chip (sm_{arch}, 132 SMs)", attends]
             self.expect(RIGHT, *PLAN, says=says, **chip(arch))
         lacks = "cuda.portable: a block needs 51968 bytes of shared memory, device NVIDIA Chip has 50000"
         self.expect(RIGHT, *PLAN, says=[lacks, "1 attend   cuda.general"], **chip(90, 50000))
@@ -150,7 +151,7 @@ class Pack(Base):
     def test_list(self):
         rows = self.kernels()
         for spec in {row["kernel"] for row in rows}:
-            targets = {"sm_80", "sm_90", "sm_100", "sm_120", "compute_80"}
+            targets = {"sm_90"} if spec.startswith("sm90") else {"sm_80", "sm_90", "sm_100", "sm_120", "compute_80"}
             if spec.startswith("general") and "bf16" not in spec and "tf32" not in spec:
                 targets.add("sm_75")
             self.assertEqual(sorted(row["target"] for row in rows if row["kernel"] == spec), sorted(targets), spec)
@@ -179,7 +180,7 @@ class Pack(Base):
         self.expect(INVALID, "kernels", "dump", self.folder / "file", says="Not a directory", fake=False)
 
     def test_a_run_is_launched(self):
-        self.expect(RIGHT, *RUN, says="cuda.portable")
+        self.expect(RIGHT, *RUN, says="cuda.sm90")
         for arch in (86, 110, 130):
             self.expect(RIGHT, *RUN, **chip(arch))
         # The fake computes nothing: out stays NaN, and a check must find it.
@@ -279,7 +280,7 @@ class NoPack(Base):
 
     @needs_nvrtc
     def test_but_a_compiler(self):
-        self.expect(RIGHT, *RUN, says="cuda.portable", **self.here)
+        self.expect(RIGHT, *RUN, says="cuda.sm90", **self.here)
         (kept,) = self.cache.iterdir()
         self.assertTrue(kept.name.startswith("sm_90-"), kept)
         time, whole = kept.stat().st_mtime_ns, kept.read_bytes()

@@ -8,6 +8,7 @@
 //   FAKE_CUDA_DEVICE     "name:sm:multiprocessors:shared bytes of a block", all devices; "NVIDIA H200:90:132:232448"
 //   FAKE_CUDA_LOAD       what cuLibraryLoadData returns
 //   FAKE_CUDA_KERNEL     what cuLibraryGetKernel returns
+//   FAKE_CUDA_MAP        what cuTensorMapEncodeTiled returns
 //   FAKE_CUDA_CAPTURING  1: every stream is being captured
 #include "fake_libcuda.h"
 
@@ -45,7 +46,8 @@ constexpr Result out_of_memory = 2, invalid_device = 101, invalid_context = 201,
                  capture_unsupported = 900;
 // CUresult and others: those that it gives.
 constexpr Ordinal device_cpu = -1;
-constexpr const char* entries[] = {"tessera_forward", "tessera_general", "tessera_backward"};  // of kernels
+constexpr const char* entries[] = {"tessera_forward", "tessera_general", "tessera_backward",
+                                   "tessera_sm90_forward"};  // of kernels
 constexpr int most_fakes = 64, default_shared_bytes = 48 << 10;
 
 int variable(const char* name, int otherwise) {
@@ -82,6 +84,8 @@ std::deque<CUctx_st> other_contexts;
 std::deque<CUlib_st> libraries;
 std::map<Library, CUkern_st> kernels;
 std::vector<FakeLaunch> launches;
+std::vector<FakeFill> fills;
+std::vector<FakeMap> maps;
 int loads = 0;
 
 thread_local std::vector<Context> current;  // the last is
@@ -243,6 +247,14 @@ Result cuMemsetD8_v2(Address to, unsigned char value, size_t bytes) {
   std::memset(host<void>(to), value, bytes);
   return 0;
 }
+Result cuMemsetD32Async(Address to, unsigned value, size_t words, Stream stream) {
+  if (current.empty()) return invalid_context;
+  const std::lock_guard lock(mutex);
+  if (to % sizeof value || !holder(to, words * sizeof value)) return invalid_value;
+  std::fill_n(host<unsigned>(to), words, value);
+  fills.push_back({host<void>(to), value, words, stream, static_cast<int>(launches.size())});
+  return 0;
+}
 Result cuPointerGetAttribute(void* value, int attribute, uintptr_t address) {
   const std::lock_guard lock(mutex);
   const Block* const block = holder(address, 1);
@@ -316,6 +328,38 @@ Result cuKernelSetAttribute(Attribute attribute, int value, Function function, O
   function->shared_bytes[device] = value;
   return 0;
 }
+Result cuTensorMapEncodeTiled(tessera::rules::TensorMap* map, int dtype, uint32_t rank, void* address,
+                              const uint64_t* extents, const uint64_t* strides, const uint32_t* box,
+                              const uint32_t* steps, int interleave, int swizzle, int promotion, int fill) {
+  if (const int result = variable("FAKE_CUDA_MAP", 0)) return result;
+  const auto is = [](const auto* values, size_t count, auto&& good) {
+    return std::all_of(values, values + count, good);
+  };
+  constexpr size_t most_rank = 4;
+  if (rank != most_rank || reinterpret_cast<uintptr_t>(map) % 64 || reinterpret_cast<uintptr_t>(address) % 16 ||
+      !is(extents, most_rank, [](uint64_t n) { return n > 0 && n <= uint64_t{1} << 32; }) ||
+      !is(strides, most_rank - 1, [](uint64_t n) { return n > 0 && n % 16 == 0 && n < uint64_t{1} << 40; }) ||
+      !is(box, most_rank, [](uint32_t n) { return n > 0 && n <= 256; }) || box[0] * 2 > 128 ||
+      !is(steps, most_rank, [](uint32_t n) { return n == 1; }))
+    return invalid_value;
+  FakeMap made = {.dtype = dtype,
+                  .address = address,
+                  .extents = {},
+                  .strides = {},
+                  .box = {},
+                  .interleave = interleave,
+                  .swizzle = swizzle,
+                  .promotion = promotion,
+                  .fill = fill};
+  std::copy_n(extents, most_rank, made.extents);
+  std::copy_n(strides, most_rank - 1, made.strides);
+  std::copy_n(box, most_rank, made.box);
+  const std::lock_guard lock(mutex);
+  maps.push_back(made);
+  *map = {};
+  map->word[0] = maps.size();
+  return 0;
+}
 Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments,
                       void** extra) {
@@ -336,9 +380,11 @@ Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsig
                        .entry = function->entry,
                        .image = function->image,
                        .params = {},
-                       .general = {}};
+                       .general = {},
+                       .sm90 = {}};
   if (function->entry == entries[0]) std::memcpy(&launch.params, arguments[0], sizeof launch.params);
   if (function->entry == entries[1]) std::memcpy(&launch.general, arguments[0], sizeof launch.general);
+  if (function->entry == entries[3]) std::memcpy(&launch.sm90, arguments[0], sizeof launch.sm90);
   launches.push_back(launch);
   return 0;
 }
@@ -360,6 +406,20 @@ int fake_libraries() {
 void fake_launch(int n, FakeLaunch* launch) {
   const std::lock_guard lock(mutex);
   *launch = launches.at(static_cast<size_t>(n));
+}
+int fake_fills() {
+  const std::lock_guard lock(mutex);
+  return static_cast<int>(fills.size());
+}
+void fake_fill(int n, FakeFill* fill) {
+  const std::lock_guard lock(mutex);
+  *fill = fills.at(static_cast<size_t>(n));
+}
+bool fake_map(const tessera::rules::TensorMap& map, FakeMap* made) {
+  const std::lock_guard lock(mutex);
+  if (map.word[0] == 0) return false;
+  *made = maps.at(map.word[0] - 1);
+  return true;
 }
 Context fake_context(Ordinal device) {
   const std::lock_guard lock(mutex);
@@ -392,3 +452,5 @@ FAKE_IS_DECLARED(cuLibraryUnload)
 FAKE_IS_DECLARED(cuLibraryGetKernel)
 FAKE_IS_DECLARED(cuKernelSetAttribute)
 FAKE_IS_DECLARED(cuLaunchKernel)
+FAKE_IS_DECLARED(cuMemsetD32Async)
+FAKE_IS_DECLARED(cuTensorMapEncodeTiled)

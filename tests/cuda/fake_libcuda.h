@@ -6,14 +6,29 @@
 #include "cuda/driver.h"
 #include "rules/params.h"
 
+struct FakeMap {  // as cuTensorMapEncodeTiled was told
+  int dtype;
+  void* address;
+  uint64_t extents[4], strides[3];  // in bytes, of all dimensions but the first
+  uint32_t box[4];
+  int interleave, swizzle, promotion, fill;
+};
 struct FakeLaunch {
   unsigned grid[3], block[3], shared_bytes;
   tessera::cuda::Stream stream;
-  tessera::cuda::Context context;         // that was current
-  tessera::cuda::Ordinal device;          // of the context
-  const char *entry, *image;              // the kernel's name, and what was loaded: its text up to a 0
-  tessera::rules::ForwardParams params;   // of "tessera_forward"
-  tessera::rules::GeneralParams general;  // of "tessera_general"
+  tessera::cuda::Context context;          // that was current
+  tessera::cuda::Ordinal device;           // of the context
+  const char *entry, *image;               // the kernel's name, and what was loaded: its text up to a 0
+  tessera::rules::ForwardParams params;    // of "tessera_forward"
+  tessera::rules::GeneralParams general;   // of "tessera_general"
+  tessera::rules::Sm90ForwardParams sm90;  // of "tessera_sm90_forward"
+};
+struct FakeFill {  // as cuMemsetD32Async was told
+  const void* begin;
+  unsigned value;
+  size_t words;
+  tessera::cuda::Stream stream;
+  int launches;  // that came before it
 };
 
 extern "C" {
@@ -21,6 +36,10 @@ int fake_launches();                          // since the process began
 int fake_loads();                             // calls of cuLibraryLoadData that went right
 int fake_libraries();                         // loaded and not unloaded
 void fake_launch(int n, FakeLaunch* launch);  // the n-th since the process began
+int fake_fills();
+void fake_fill(int n, FakeFill* fill);
+// What a map was made of; false: it is all zeros.
+bool fake_map(const tessera::rules::TensorMap& map, FakeMap* made);
 // A context of the device that is not its primary one, as a program makes that knows no CUDA runtime.
 tessera::cuda::Context fake_context(tessera::cuda::Ordinal device);
 // Memory that the driver knows and no GPU holds: its device is CU_DEVICE_CPU.

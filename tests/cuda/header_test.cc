@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cuda/driver.h"
+#include "rules/params.h"
 #if __has_include(<cuda.h>)
 #include <cuda.h>
 
@@ -52,8 +53,10 @@ TEST(CudaHeader, FunctionsTakeWhatTheyTakeThere) {
   EXPECT_ALIKE(cuLibraryGetKernel);
   EXPECT_ALIKE(cuKernelSetAttribute);
   EXPECT_ALIKE(cuLaunchKernel);
+  EXPECT_ALIKE(cuMemsetD32Async);
+  EXPECT_ALIKE(cuTensorMapEncodeTiled);
   // Each field of Driver is one pointer: with a new one the list above needs another line.
-  EXPECT_EQ(sizeof(Driver), sizeof(void*) * (1 + 19)) << "a function of Driver is not compared";
+  EXPECT_EQ(sizeof(Driver), sizeof(void*) * (1 + 21)) << "a function of Driver is not compared";
 }
 
 TEST(CudaHeader, TheComparisonFindsWhatDiffers) {
@@ -62,6 +65,11 @@ TEST(CudaHeader, TheComparisonFindsWhatDiffers) {
   EXPECT_FALSE((Alike<int (*)(void*), int (*)(unsigned long long)>::value));
   EXPECT_FALSE((Alike<long long (*)(int), int (*)(int)>::value));
   EXPECT_TRUE((Alike<int (*)(char*, unsigned), CUresult (*)(void*, int)>::value));
+}
+
+TEST(CudaHeader, ATensorMapIsAsLargeAsThere) {
+  EXPECT_EQ(sizeof(rules::TensorMap), sizeof(CUtensorMap));
+  EXPECT_EQ(alignof(rules::TensorMap), 64u);  // cuTensorMapEncodeTiled asks for it
 }
 
 TEST(CudaHeader, NumbersAreTheEnumerators) {
@@ -73,6 +81,12 @@ TEST(CudaHeader, NumbersAreTheEnumerators) {
   EXPECT_EQ(function_max_dynamic_shared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
   EXPECT_EQ(capture_relaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(pointer_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+  EXPECT_EQ(map_f16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+  EXPECT_EQ(map_bf16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
+  EXPECT_EQ(map_no_interleave, CU_TENSOR_MAP_INTERLEAVE_NONE);
+  EXPECT_EQ(map_swizzle_128, CU_TENSOR_MAP_SWIZZLE_128B);
+  EXPECT_EQ(map_promote_256, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  EXPECT_EQ(map_fill_zeros, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 }  // namespace

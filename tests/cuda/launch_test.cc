@@ -25,6 +25,13 @@ void expect_steps(const rules::Steps& got, int64_t batch, int64_t row, int64_t h
   EXPECT_EQ(got.head, head);
 }
 
+const tessera_hints portable = allowing("cuda.portable");
+struct Portable : Case {
+  explicit Portable(const char* text, const char* device_name = "cuda", int device = 0,
+                    const tessera_hints& hints = portable)
+      : Case(text, device_name, device, &hints) {}
+};
+
 constexpr const char* any_line = "forward bf16 b2 h4/2 q300 k200 d128";
 
 // ------------------------------------------------------------------------------------------------------------ devices
@@ -81,7 +88,7 @@ TEST(CudaDevice, NamesThatAreNoneAreRefusedInWords) {
 
 TEST(CudaLaunch, GridBlockSharedMemoryAndStream) {
   with_driver([] {
-    const Case c(any_line);
+    const Portable c(any_line);
     auto* const stream = reinterpret_cast<cuda::Stream>(0x1234);
     const FakeLaunch launch = c.launch(stream);
     EXPECT_EQ(launch.grid[0], 2u * 4 * 3);
@@ -98,7 +105,7 @@ TEST(CudaLaunch, GridBlockSharedMemoryAndStream) {
 
 TEST(CudaLaunch, PointersAndSizes) {
   with_driver([] {
-    const Case c("forward bf16 b2 h4/2 q300 k200 d128 status");
+    const Portable c("forward bf16 b2 h4/2 q300 k200 d128 status");
     const ForwardParams p = c.params();
     EXPECT_EQ(p.q, c.bindings.data[TESSERA_Q]);
     EXPECT_EQ(p.k, c.bindings.data[TESSERA_K]);
@@ -115,7 +122,7 @@ TEST(CudaLaunch, PointersAndSizes) {
     EXPECT_FLOAT_EQ(p.scale, static_cast<float>(1 / std::sqrt(128.0)));
     EXPECT_FLOAT_EQ(p.scale_log2, static_cast<float>(1.4426950408889634 / std::sqrt(128.0)));
 
-    const ForwardParams other = Case("forward f16 h3 q2 k2 d64 scale=0.25 out=f32 nolse").params();
+    const ForwardParams other = Portable("forward f16 h3 q2 k2 d64 scale=0.25 out=f32 nolse").params();
     EXPECT_EQ(other.lse, nullptr);
     EXPECT_EQ(other.status, nullptr);
     EXPECT_EQ(other.group, 1);
@@ -128,27 +135,27 @@ TEST(CudaLaunch, PointersAndSizes) {
 
 TEST(CudaLaunch, StepsOfLayouts) {
   with_driver([] {
-    const ForwardParams bshd = Case(any_line).params();
+    const ForwardParams bshd = Portable(any_line).params();
     expect_steps(bshd.q_step, 300 * 4 * 128, 4 * 128, 128);
     expect_steps(bshd.k_step, 200 * 2 * 128, 2 * 128, 128);
     expect_steps(bshd.v_step, 200 * 2 * 128, 2 * 128, 128);
     expect_steps(bshd.out_step, 300 * 4 * 128, 4 * 128, 128);
     expect_steps(bshd.lse_step, 4 * 300, 1, 300);  // (B, H, S) in every layout
 
-    const ForwardParams bhsd = Case("forward bf16 b2 h4/2 q300 k200 d128 layout=bhsd").params();
+    const ForwardParams bhsd = Portable("forward bf16 b2 h4/2 q300 k200 d128 layout=bhsd").params();
     expect_steps(bhsd.q_step, 4 * 300 * 128, 128, 300 * 128);
     expect_steps(bhsd.k_step, 2 * 200 * 128, 128, 200 * 128);
     expect_steps(bhsd.v_step, 2 * 200 * 128, 128, 200 * 128);
     expect_steps(bhsd.out_step, 4 * 300 * 128, 128, 300 * 128);
     expect_steps(bhsd.lse_step, 4 * 300, 1, 300);
 
-    const ForwardParams qkv = Case("forward bf16 b2 h4/2 q300 k300 d128 layout=qkv").params();
+    const ForwardParams qkv = Portable("forward bf16 b2 h4/2 q300 k300 d128 layout=qkv").params();
     expect_steps(qkv.q_step, 300 * 8 * 128, 8 * 128, 128);  // 4 + 2 + 2 heads a token
     expect_steps(qkv.k_step, 300 * 8 * 128, 8 * 128, 128);
     expect_steps(qkv.v_step, 300 * 8 * 128, 8 * 128, 128);
 
     // A dimension of extent 1 has no step, whatever its stride says.
-    const ForwardParams one = Case("forward bf16 b1 h1 q1 k2 d64 strides=q[800,80,8,1]").params();
+    const ForwardParams one = Portable("forward bf16 b1 h1 q1 k2 d64 strides=q[800,80,8,1]").params();
     expect_steps(one.q_step, 0, 0, 0);
     expect_steps(one.k_step, 0, 64, 0);
   });
@@ -156,7 +163,7 @@ TEST(CudaLaunch, StepsOfLayouts) {
 
 TEST(CudaLaunch, LengthsAreReadOnTheDevice) {
   with_driver([] {
-    const ForwardParams dense = Case(any_line).params();
+    const ForwardParams dense = Portable(any_line).params();
     for (const rules::DeviceLengths& lengths : {dense.queries, dense.keys}) {
       EXPECT_EQ(lengths.cu, nullptr);
       EXPECT_EQ(lengths.used, nullptr);
@@ -165,7 +172,7 @@ TEST(CudaLaunch, LengthsAreReadOnTheDevice) {
     EXPECT_EQ(dense.queries.longest, 300);
     EXPECT_EQ(dense.keys.longest, 200);
 
-    const Case packed("forward bf16 h4/2 d64 varlen=q[100,200,0]k[50,60,70] seqused=k[1,2,3]");
+    const Portable packed("forward bf16 h4/2 d64 varlen=q[100,200,0]k[50,60,70] seqused=k[1,2,3]");
     const FakeLaunch launch = packed.launch();
     const ForwardParams& p = launch.params;
     EXPECT_EQ(launch.grid[0], 3u * 4 * 2 + 3);
@@ -183,7 +190,7 @@ TEST(CudaLaunch, LengthsAreReadOnTheDevice) {
     expect_steps(p.k_step, 0, 2 * 64, 64);
     expect_steps(p.lse_step, 0, 1, 300);
 
-    const Case used("forward bf16 b2 q5 k7 d64 seqused=q[1,2]");
+    const Portable used("forward bf16 b2 q5 k7 d64 seqused=q[1,2]");
     const ForwardParams u = used.params();
     EXPECT_EQ(u.queries.cu, nullptr);
     EXPECT_EQ(u.queries.used, used.bindings.data[TESSERA_SEQUSED_Q]);
@@ -195,7 +202,7 @@ TEST(CudaLaunch, LengthsAreReadOnTheDevice) {
 TEST(CudaLaunch, BandsAndCorners) {
   with_driver([] {
     const auto params = [](const std::string& mask) {
-      return Case(("forward bf16 b2 q5 k7 d64 mask=" + mask).c_str()).params();
+      return Portable(("forward bf16 b2 q5 k7 d64 mask=" + mask).c_str()).params();
     };
     const ForwardParams none = params("none");
     EXPECT_FALSE(none.band.causal || none.band.chunked);
@@ -230,7 +237,7 @@ TEST(CudaLaunch, BandsAndCorners) {
     EXPECT_TRUE(prefix.band.causal);
     EXPECT_EQ(prefix.band.prefix, 2);
 
-    const Case at("forward bf16 b2 q5 k7 d64 mask=causal@at[1,2]");
+    const Portable at("forward bf16 b2 q5 k7 d64 mask=causal@at[1,2]");
     EXPECT_EQ(at.params().corner, Corner::per_sequence);
     EXPECT_EQ(at.params().corner_offsets, at.bindings.data[TESSERA_CORNER_OFFSETS]);
     EXPECT_NE(at.params().corner_offsets, nullptr);
@@ -240,7 +247,7 @@ TEST(CudaLaunch, BandsAndCorners) {
 
 TEST(CudaLaunch, BiasesAndKeepMasks) {
   with_driver([] {
-    Case c("forward bf16 b2 h4/2 q300 k200 d64 bias=1,h,q,k mask=keep(b,1,q,k) scale=0.5");
+    Portable c("forward bf16 b2 h4/2 q300 k200 d64 bias=1,h,q,k mask=keep(b,1,q,k) scale=0.5");
     const ForwardParams p = c.params();
     EXPECT_EQ(p.bias, c.bindings.data[TESSERA_BIAS]);
     EXPECT_EQ(p.keep, c.bindings.data[TESSERA_KEEP]);
@@ -253,8 +260,8 @@ TEST(CudaLaunch, BiasesAndKeepMasks) {
     EXPECT_TRUE(p.keep_in_words);
     c.bindings.data[TESSERA_KEEP] = static_cast<std::byte*>(c.bindings.data[TESSERA_KEEP]) + 1;
     EXPECT_FALSE(c.params().keep_in_words);
-    EXPECT_FALSE(Case("forward bf16 q2 k3 d64 mask=keep").params().keep_in_words);  // every other row begins odd
-    const ForwardParams none = Case(any_line).params();
+    EXPECT_FALSE(Portable("forward bf16 q2 k3 d64 mask=keep").params().keep_in_words);  // every other row begins odd
+    const ForwardParams none = Portable(any_line).params();
     EXPECT_EQ(none.bias, nullptr);
     EXPECT_EQ(none.keep, nullptr);
   });
@@ -264,23 +271,23 @@ TEST(CudaLaunch, BiasesAndKeepMasks) {
 // so 16 KV heads, each of 4 query heads.
 TEST(CudaLaunch, SectionsOfHeads) {
   with_driver([] {
-    EXPECT_EQ(Case("forward bf16 b4 h32/8 q128 k4096 d128 mask=causal").params().section, 64);
-    EXPECT_EQ(Case("forward bf16 b4 h32/8 q128 k4096 d128").params().section, 4);            // those that share keys
-    EXPECT_EQ(Case("forward bf16 b1 h8/4 q128 k128 d128 mask=causal").params().section, 8);  // all
-    EXPECT_EQ(Case("forward bf16 b1 h8/4 q1 k100000 d128 mask=causal").params().section, 2);
+    EXPECT_EQ(Portable("forward bf16 b4 h32/8 q128 k4096 d128 mask=causal").params().section, 64);
+    EXPECT_EQ(Portable("forward bf16 b4 h32/8 q128 k4096 d128").params().section, 4);  // those that share keys
+    EXPECT_EQ(Portable("forward bf16 b1 h8/4 q128 k128 d128 mask=causal").params().section, 8);  // all
+    EXPECT_EQ(Portable("forward bf16 b1 h8/4 q1 k100000 d128 mask=causal").params().section, 2);
   });
 }
 
 TEST(CudaLaunch, WhatIsEmptyLaunchesNothing) {
   with_driver([] {
     for (const char* line : {"forward bf16 b0 h4 q300 k200 d128", "forward bf16 b2 h4 q0 k200 d128"}) {
-      const Case c(line);
+      const Portable c(line);
       expect_ok([&](tessera_error* e) { return c.run(e); });
     }
     EXPECT_EQ(fake_launches(), 0);
     EXPECT_EQ(fake_loads(), 0);
     // No keys is not empty: out is zeros and lse -inf. Operands without elements need no memory.
-    const Case no_keys("forward bf16 b2 h4 q300 k0 d128");
+    const Portable no_keys("forward bf16 b2 h4 q300 k0 d128");
     EXPECT_EQ(no_keys.bindings.data[TESSERA_K], nullptr);
     EXPECT_EQ(no_keys.params().keys.longest, 0);
   });
@@ -289,7 +296,7 @@ TEST(CudaLaunch, WhatIsEmptyLaunchesNothing) {
 // A packed q of no rows: bounds may say more, but there is nothing to write and q may be NULL.
 TEST(CudaLaunch, APackedQueryOfNoRowsLaunchesNothing) {
   with_driver([] {
-    const Case c("forward bf16 h2 q5 d64 varlen=q[0,0]k[3,4]");
+    const Portable c("forward bf16 h2 q5 d64 varlen=q[0,0]k[3,4]");
     EXPECT_EQ(c.bindings.data[TESSERA_Q], nullptr);
     expect_ok([&](tessera_error* e) { return c.run(e); });
     EXPECT_EQ(fake_launches(), 0);
@@ -299,7 +306,7 @@ TEST(CudaLaunch, APackedQueryOfNoRowsLaunchesNothing) {
 // No sequence, and rows all the same: blocks that clear them, of heads that are none.
 TEST(CudaLaunch, RowsOfNoSequenceAreCleared) {
   with_driver([] {
-    const FakeLaunch launch = Case("forward bf16 h2 d64 mask=causal varlen=q[]k[] rows=q300").launch();
+    const FakeLaunch launch = Portable("forward bf16 h2 d64 mask=causal varlen=q[]k[] rows=q300").launch();
     EXPECT_EQ(launch.grid[0], 3u);
     EXPECT_EQ(launch.params.batch, 0);
     EXPECT_EQ(launch.params.queries.rows, 300);
@@ -311,9 +318,9 @@ TEST(CudaLaunch, RowsOfNoSequenceAreCleared) {
 
 TEST(CudaRun, PointersAreOfGpuMemoryAndAligned) {
   with_driver([] {
-    Case c(any_line);
+    Portable c(any_line);
     const auto with = [&](int name, void* data) {
-      Case changed(any_line);
+      Portable changed(any_line);
       changed.bindings.data[name] = data;
       return changed;
     };
@@ -324,7 +331,7 @@ TEST(CudaRun, PointersAreOfGpuMemoryAndAligned) {
     with(TESSERA_Q, nullptr).expect_refused(TESSERA_INVALID, "q is bound to NULL");
     for (const auto& [name, text] : {std::pair(TESSERA_Q, "q"), std::pair(TESSERA_K, "k"), std::pair(TESSERA_V, "v"),
                                      std::pair(TESSERA_OUT, "out")}) {
-      const Case moved = with(name, static_cast<std::byte*>(c.bindings.data[name]) + 8);
+      const Portable moved = with(name, static_cast<std::byte*>(c.bindings.data[name]) + 8);
       moved.expect_refused(TESSERA_INVALID, std::string(text) + " is at address 0x");
       moved.expect_refused(TESSERA_INVALID, "the problem promised multiples of 16 bytes");
     }
@@ -339,18 +346,18 @@ TEST(CudaRun, PointersAreOfGpuMemoryAndAligned) {
 
 TEST(CudaRun, APlanForAnotherChipIsRefusedByBothNames) {
   with_driver([] {
-    const Case c(any_line, "a100");
+    const Portable c(any_line, "a100");
     c.expect_refused(TESSERA_INVALID,
                      "the plan was made for a100 (sm_80); q lies on NVIDIA H200 (sm_90). Make it for "
                      "\"cuda:0\".");
     EXPECT_EQ(fake_loads(), 0);
-    EXPECT_EQ(Case(any_line, "h100").launch().grid[0], 24u);  // the same architecture
+    EXPECT_EQ(Portable(any_line, "h100").launch().grid[0], 24u);  // the same architecture
   });
 }
 
 TEST(CudaRun, WhatTheDriverSaysIsTold) {
   with_driver({{"FAKE_CUDA_LOAD", "218"}}, [] {
-    const Case c(any_line);
+    const Portable c(any_line);
     c.expect_refused(TESSERA_FAILED,
                      "loading forward dtype=bf16 dim=128 tile_rows=128 tile_keys=64 warps=4 stages=2 pairs=0 for "
                      "sm_90: the CUDA driver says 218 (a PTX JIT compilation failed)");
@@ -358,9 +365,10 @@ TEST(CudaRun, WhatTheDriverSaysIsTold) {
     EXPECT_EQ(c.launch().grid[0], 24u) << "what failed once is tried again";
   });
   with_driver({{"FAKE_CUDA_LOAD", "12345"}},
-              [] { Case(any_line).expect_refused(TESSERA_FAILED, "the CUDA driver says 12345 (?)"); });
+              [] { Portable(any_line).expect_refused(TESSERA_FAILED, "the CUDA driver says 12345 (?)"); });
   with_driver({{"FAKE_CUDA_KERNEL", "500"}}, [] {
-    Case(any_line).expect_refused(TESSERA_FAILED, "tessera_forward: the CUDA driver says 500 (named symbol not found)");
+    Portable(any_line).expect_refused(TESSERA_FAILED,
+                                      "tessera_forward: the CUDA driver says 500 (named symbol not found)");
     EXPECT_EQ(fake_libraries(), 0) << "a library whose kernel is not used must be unloaded";
   });
 }
@@ -368,7 +376,7 @@ TEST(CudaRun, WhatTheDriverSaysIsTold) {
 TEST(CudaRun, NoDriverNoRun) {
   with_driver({{"FAKE_CUDA_INIT", "999"}}, [] {
     // Planning for a known device needs none.
-    Case(any_line, "h200").expect_refused(TESSERA_FAILED, "the NVIDIA driver does not start: cuInit says 999");
+    Portable(any_line, "h200").expect_refused(TESSERA_FAILED, "the NVIDIA driver does not start: cuInit says 999");
   });
 }
 
@@ -376,7 +384,7 @@ TEST(CudaRun, NoDriverNoRun) {
 
 TEST(CudaContext, TheThreadsOwnIsUsedIfItIsOfTheDevice) {
   with_driver({{"FAKE_CUDA_COUNT", "2"}}, [] {
-    const Case first(any_line, "cuda:0", 0), second(any_line, "cuda:1", 1);
+    const Portable first(any_line, "cuda:0", 0), second(any_line, "cuda:1", 1);
     cuda::Context primary_0 = nullptr, primary_1 = nullptr;
     ASSERT_EQ(cuDevicePrimaryCtxRetain(&primary_0, 0), 0);
     ASSERT_EQ(cuDevicePrimaryCtxRetain(&primary_1, 1), 0);
@@ -394,7 +402,7 @@ TEST(CudaContext, TheThreadsOwnIsUsedIfItIsOfTheDevice) {
     EXPECT_EQ(second.launch().context, own);
     EXPECT_EQ(first.launch().context, primary_0);
     EXPECT_EQ(current_context(), own);
-    Case refused(any_line, "cuda:0", 0);
+    Portable refused(any_line, "cuda:0", 0);
     refused.bindings.data[TESSERA_V] = static_cast<std::byte*>(refused.bindings.data[TESSERA_V]) + 8;
     refused.expect_refused(TESSERA_INVALID, "v is at address");
     EXPECT_EQ(current_context(), own);
@@ -403,7 +411,7 @@ TEST(CudaContext, TheThreadsOwnIsUsedIfItIsOfTheDevice) {
 
 TEST(CudaContext, IsPutBackWhereALoadFails) {
   with_driver({{"FAKE_CUDA_LOAD", "218"}}, [] {
-    Case(any_line).expect_refused(TESSERA_FAILED, "218");
+    Portable(any_line).expect_refused(TESSERA_FAILED, "218");
     EXPECT_EQ(current_context(), nullptr);
     int mode = 0;
     EXPECT_EQ(cuThreadExchangeStreamCaptureMode(&mode), 0);
@@ -415,8 +423,9 @@ TEST(CudaContext, IsPutBackWhereALoadFails) {
 
 TEST(CudaLoad, OneKernelIsLoadedOnceForADevice) {
   with_driver({{"FAKE_CUDA_COUNT", "2"}}, [] {
-    const Case first(any_line, "cuda:0", 0), second(any_line, "cuda:1", 1), same("forward bf16 q1 k1 d128 mask=causal");
-    const Case other("forward f16 q1 k1 d128");
+    const Portable first(any_line, "cuda:0", 0), second(any_line, "cuda:1", 1),
+        same("forward bf16 q1 k1 d128 mask=causal");
+    const Portable other("forward f16 q1 k1 d128");
     first.launch();
     first.launch();
     same.launch();  // another problem, the same kernel
@@ -431,7 +440,7 @@ TEST(CudaLoad, OneKernelIsLoadedOnceForADevice) {
 TEST(CudaLoad, EightThreadsAtOnceLoadItOnce) {
   for (int round = 0; round < 5; ++round)
     with_driver([] {
-      const Case c(any_line);
+      const Portable c(any_line);
       constexpr int count = 8, runs = 20;
       std::atomic<int> waiting = count, wrong = 0;
       std::vector<std::thread> threads;
@@ -450,7 +459,7 @@ TEST(CudaLoad, EightThreadsAtOnceLoadItOnce) {
 
 TEST(CudaLoad, FromThePackInACapture) {
   with_driver({{"FAKE_CUDA_CAPTURING", "1"}}, [] {
-    const Case c(any_line);
+    const Portable c(any_line);
     EXPECT_EQ(c.launch(reinterpret_cast<void*>(0x10)).grid[0], 24u);
     EXPECT_EQ(fake_loads(), 1);
     int mode = 0;  // of this thread, as it was
@@ -477,7 +486,7 @@ class CudaCompiled : public testing::Test {
 TEST_F(CudaCompiled, NothingIsCompiledInACapture) {
   with_driver({{"FAKE_CUDA_CAPTURING", "1"}, {"FAKE_CUDA_VERSION", version_}}, [] {
     no_pack();
-    const Case c(any_line);
+    const Portable c(any_line);
     const int before = fake_launches();
     auto* const stream = reinterpret_cast<void*>(0x10);
     expect_says(TESSERA_FAILED,
@@ -495,7 +504,7 @@ TEST_F(CudaCompiled, IsKeptForTheNextProcess) {
   const Environment environment = {{"FAKE_CUDA_VERSION", version_}, {"TESSERA_CACHE", cache.path()}};
   const auto run = [] {
     no_pack();
-    EXPECT_EQ(Case(any_line).launch().grid[0], 24u);
+    EXPECT_EQ(Portable(any_line).launch().grid[0], 24u);
   };
   in_child(environment, run);
   ASSERT_EQ(cache.files().size(), 1u);
@@ -506,7 +515,7 @@ TEST_F(CudaCompiled, IsKeptForTheNextProcess) {
   // The next finds it: also where it could not compile.
   in_child({{"FAKE_CUDA_VERSION", version_}, {"TESSERA_CACHE", cache.path()}, {"FAKE_CUDA_CAPTURING", "1"}}, [] {
     no_pack();
-    EXPECT_EQ(Case(any_line).launch(reinterpret_cast<void*>(0x10)).grid[0], 24u);
+    EXPECT_EQ(Portable(any_line).launch(reinterpret_cast<void*>(0x10)).grid[0], 24u);
   });
   // Half a file is none, and is written again.
   ASSERT_EQ(cuda::write_file(path, kept->substr(0, kept->size() / 2)), "");
@@ -520,16 +529,15 @@ TEST_F(CudaCompiled, ACacheThatCannotBeWrittenCostsNoAnswer) {
   ASSERT_EQ(cuda::write_file(folder / "file", ""), "");
   in_child({{"FAKE_CUDA_VERSION", version_}, {"TESSERA_CACHE", folder / "file/under"}}, [] {
     no_pack();
-    EXPECT_EQ(Case(any_line).launch().grid[0], 24u);
+    EXPECT_EQ(Portable(any_line).launch().grid[0], 24u);
   });
 }
 
 TEST_F(CudaCompiled, TilesOfAHintThatNoPackHas) {
   with_driver({{"FAKE_CUDA_VERSION", version_}}, [] {
-    tessera_hints hints;
-    tessera_hints_init(&hints);
+    tessera_hints hints = portable;
     hints.tile_rows = 64;
-    const FakeLaunch launch = Case("forward bf16 b2 h4/2 q300 k200 d64", "cuda", 0, &hints).launch();
+    const FakeLaunch launch = Portable("forward bf16 b2 h4/2 q300 k200 d64", "cuda", 0, hints).launch();
     EXPECT_EQ(launch.grid[0], 2u * 4 * 5);
     EXPECT_EQ(launch.params.row_tiles, 5);
   });
@@ -541,7 +549,7 @@ TEST(CudaLoad, APackNewerThanTheDriver) {
     cuda::Pack pack = made_pack();
     pack.compiler = 99000;
     put_pack(pack);
-    const Case c(any_line);
+    const Portable c(any_line);
     const cuda::OpenedCompiler here = cuda::open_compiler("", 12080);
     if (here.compiler) {
       c.launch();
@@ -554,7 +562,7 @@ TEST(CudaLoad, APackNewerThanTheDriver) {
   });
   // Of the driver's own version or an older one it is taken.
   with_driver({{"FAKE_CUDA_VERSION", "13000"}}, [] {
-    Case(any_line).launch();
+    Portable(any_line).launch();
     EXPECT_EQ(fake_loads(), 1);
   });
 }

@@ -22,7 +22,7 @@ inline cuda::Pack made_pack() {
   cuda::Pack pack = {.sources = cuda::source_digest(), .compiler = 13000, .kernels = {}};
   for (const cuda::Code& code : cuda::shipped())
     for (const cuda::Target& target : cuda::shipped_targets())
-      if (target.arch >= code.least_arch)
+      if (cuda::compiles_for(code, target))
         pack.kernels.push_back({code.text, made_image(target, code.text + " " + text(target), 100)});
   return pack;
 }

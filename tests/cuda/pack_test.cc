@@ -142,13 +142,20 @@ TEST(Pack, NamesOfTargets) {
 // ------------------------------------------------------------------------------------------------- choosing an image
 
 // What a device of `arch` runs of a pack with these targets; "none".
-std::string choice(const std::vector<Target>& targets, int arch) {
+std::string choice(const std::vector<Target>& targets, int arch, bool only_arch = false) {
+  const Code code = {.text = "mine",
+                     .source = {},
+                     .entry = nullptr,
+                     .threads = 0,
+                     .shared_bytes = 0,
+                     .least_arch = arch,
+                     .only_arch = only_arch};
   Pack pack;
   for (const Target& target : targets) {
     pack.kernels.push_back({"other", made_image(target, "x")});
     pack.kernels.push_back({"mine", made_image(target, "x")});
   }
-  const Image* const image = image_for(pack, "mine", arch);
+  const Image* const image = image_for(pack, code, arch);
   if (!image) return "none";
   const bool mine = std::any_of(pack.kernels.begin(), pack.kernels.end(),
                                 [&](const PackedKernel& k) { return &k.image == image && k.code == "mine"; });
@@ -187,6 +194,12 @@ TEST(ImageFor, NeverTheCodeOfALaterMinorVersionNorOfAnotherMajorOne) {
   EXPECT_EQ(choice({{100, false}}, 110), "none");
   EXPECT_EQ(choice({{90, true}}, 89), "none");
   EXPECT_EQ(choice({{80, true}, {80, false}}, 89), "sm_80");  // machine code before PTX
+}
+
+TEST(ImageFor, CodeOfOneChipRunsThereAlone) {
+  EXPECT_EQ(choice({{80, true}, {90, false}}, 90, true), "sm_90");
+  for (const int arch : {89, 91, 95, 100}) EXPECT_EQ(choice({{80, true}, {90, false}}, arch, true), "none");
+  EXPECT_EQ(choice({{80, true}, {90, true}}, 90, true), "none");
 }
 
 // ---------------------------------------------------------------------------------------------- beside this library

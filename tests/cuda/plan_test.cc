@@ -33,7 +33,8 @@ TEST(CudaPlan, EveryKnownGpuTakesACausalForwardOrSaysFromWhichChipOn) {
     if (device.kind != TESSERA_GPU) continue;
     const char* const line = "forward bf16 b2 h8/2 q1000 k1000 d128 mask=causal";
     if (device.sm_arch >= 80) {
-      EXPECT_STREQ(plan_of(line, device).kernel->name, "cuda.portable") << device.name;
+      EXPECT_STREQ(plan_of(line, device).kernel->name, device.sm_arch == 90 ? "cuda.sm90" : "cuda.portable")
+          << device.name;
       ++taken;
     } else {
       expect_says(refusal([&] { plan_of(line, device); }), TESSERA_UNSUPPORTED,
@@ -179,8 +180,8 @@ TEST(CudaPlan, DevicesThatCannotRunIt) {
 
 TEST(CudaPlan, TheSameQuestionHasTheSameTextTwice) {
   const char* const line = "forward bf16 b2 h8/2 q1000 k1000 d128 mask=causal";
-  const std::string text = core::to_text(plan_of(line));
-  EXPECT_EQ(text, core::to_text(plan_of(line)));
+  const std::string text = core::to_text(plan_of(line, "h200", portable));
+  EXPECT_EQ(text, core::to_text(plan_of(line, "h200", portable)));
   EXPECT_NE(text.find("device     h200 (sm_90, 132 SMs)"), std::string::npos) << text;
   EXPECT_NE(
       text.find(
@@ -194,12 +195,14 @@ TEST(CudaPlan, TheSameQuestionHasTheSameTextTwice) {
 // tile of its rows, at most 64, which clear what lies past the last sequence. Shared memory: q, two stages of k and v,
 // 20 bytes a row, 256 for the job.
 TEST(CudaPlan, GridsByHand) {
-  const auto bytes = [](int dim, int tile_rows) { return 2 * dim * (tile_rows + 2 * 2 * 64) + 20 * tile_rows + 256; };
+  const auto bytes = [](int dim, int tile_rows, int tile_keys = 64) {
+    return 2 * dim * (tile_rows + 2 * 2 * tile_keys) + 20 * tile_rows + 256;
+  };
   const int d128 = bytes(128, 128), d64 = bytes(64, 128);
   const struct {
     const char* line;
     int64_t blocks;
-    int shared_bytes, threads = 128, tile_rows = 128;
+    int shared_bytes, threads = 128, tile_rows = 128, tile_keys = 64;
   } rows[] = {
       {"forward bf16 b1 h1 q1 k1 d128", 1, d128},
       {"forward bf16 b1 h1 q128 k1 d128", 1, d128},
@@ -213,25 +216,34 @@ TEST(CudaPlan, GridsByHand) {
       {"forward bf16 b3 h2 q0 k8 d64", 0, d64},
       {"forward bf16 h2 q5 d64 varlen=q[0,0]k[3,4]", 0, d64},  // bounds alone, no rows
       {"forward bf16 b3 h2 q200 k0 d64", 3 * 2 * 2, d64},      // whose out is zeros
-      {"forward bf16 b3 h2 q200 k8 d256", 3 * 2 * 2, bytes(256, 128), 256},
+      {"forward bf16 b3 h2 q200 k8 d256", 3 * 2 * 2, bytes(256, 128, 64), 256, 128, 64},
       {"forward bf16 b3 h2 q200 k8 d64 bias=1,1,q,k", 3 * 2 * 4, bytes(64, 64), 128, 64},
       {"forward f16 b3 h2 q200 k8 d128 mask=keep", 3 * 2 * 4, bytes(128, 64), 128, 64},
   };
-  for (const auto& [line, blocks, shared_bytes, threads, tile_rows] : rows) {
-    const Plan plan = plan_of(line);
+  for (const auto& [line, blocks, shared_bytes, threads, tile_rows, tile_keys] : rows) {
+    const Plan plan = plan_of(line, "h200", portable);
     EXPECT_EQ(launch_of(plan).blocks, blocks) << line;
     EXPECT_EQ(launch_of(plan).threads, threads) << line;
     EXPECT_EQ(launch_of(plan).shared_bytes, shared_bytes) << line;
     EXPECT_EQ(plan.tile_rows, tile_rows) << line;
-    EXPECT_EQ(plan.tile_keys, 64);
+    EXPECT_EQ(plan.tile_keys, tile_keys);
     EXPECT_EQ(plan.workspace_bytes, 0);
   }
+}
+
+TEST(CudaPlan, TilesFitTheDevice) {
+  const char* const line = "forward bf16 q300 k300 d256";
+  EXPECT_EQ(plan_of(line, "h200", portable).tile_rows, 128);
+  const Plan plan = plan_of(line, "a100", portable);
+  EXPECT_STREQ(plan.kernel->name, "cuda.portable");
+  EXPECT_EQ(plan.tile_rows, 64);
+  EXPECT_EQ(plan.tile_keys, 32);
 }
 
 TEST(CudaPlan, HintsChooseTilesThatCanBe) {
   const char* const line = "forward bf16 b1 h2 q300 k300 d64";
   const auto tiles = [&](int rows, int keys) {
-    Hints hints = {};
+    Hints hints = portable;
     hints.tile_rows = rows;
     hints.tile_keys = keys;
     const Plan plan = plan_of(line, "h200", hints);
@@ -244,7 +256,7 @@ TEST(CudaPlan, HintsChooseTilesThatCanBe) {
   EXPECT_EQ(tiles(100, 0), std::pair(128, 64));   // no such kernel
   EXPECT_EQ(tiles(0, 1000), std::pair(128, 64));  // nor such
   EXPECT_EQ(tiles(0, 48), std::pair(128, 64));    // whose last 16 keys no word of the mask would test
-  Hints large = {};
+  Hints large = portable;
   large.tile_keys = 256;  // 147 KiB of shared memory
   EXPECT_EQ(plan_of("forward bf16 d64", "h200", large).tile_keys, 256);
   EXPECT_EQ(plan_of("forward bf16 d64", "l4", large).tile_keys, 64);

@@ -3,6 +3,7 @@
 
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cuda/code.h"
@@ -39,6 +40,10 @@ std::vector<std::string> field_names() {
 TEST(Spec, WhatShipsIsLegalAndNoneShipsTwice) {
   for (const ForwardSpec& spec : shipped_forward()) EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
   for (const rules::BackwardSpec& spec : shipped_backward()) EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
+  for (const auto& [spec, least_keys] : shipped_sm90_forward()) {
+    EXPECT_TRUE(rules::legal(spec)) << code_of(spec).text;
+    EXPECT_LE(rules::shared_bytes(spec), 232448) << code_of(spec).text;  // of a Hopper block
+  }
   std::set<std::string> texts, sources;
   for (const Code& code : shipped()) {
     EXPECT_TRUE(texts.insert(code.text).second) << code.text;
@@ -59,6 +64,31 @@ TEST(Spec, TextAndSourceNameEveryField) {
       << code.source;
   EXPECT_EQ(code.threads, 128);
   EXPECT_EQ(code.shared_bytes, 2 * 128 * (128 + 2 * 2 * 64) + 20 * 128 + 256);
+}
+
+TEST(Spec, OfHopperNamesEveryField) {
+  const Code code = code_of(rules::Sm90ForwardSpec{Float::f16, 192, 128, 2, 96, 3, 1, 0});
+  EXPECT_EQ(code.text, "sm90_forward dtype=f16 dim=192 dim_v=128 groups=2 tile_keys=96 stages=3 q_stages=1 turns=0");
+  EXPECT_NE(code.source.find(".groups = 2, .tile_keys = 96, .stages = 3, .q_stages = 1, .turns = 0, }"),
+            std::string::npos)
+      << code.source;
+  EXPECT_EQ(code.threads, 3 * 128);
+  // Rows of 3 slabs of 128 bytes, of V 2: q, three stages of k and v, the kernel's own.
+  EXPECT_EQ(code.shared_bytes, 128 * (3 * 128 + 3 * (3 + 2) * 96) + 1024);
+  EXPECT_EQ(code.least_arch, 90);
+  EXPECT_TRUE(code.only_arch);
+}
+
+// Each dims' rows stand together, from the most keys to any number; the smallest dims come first.
+TEST(Spec, OfHopperHasARowForAnyNumberOfKeys) {
+  const std::span<const Sm90Choice> all = shipped_sm90_forward();
+  const auto dims = [](const Sm90Choice& c) { return std::tuple(c.spec.dtype, c.spec.dim, c.spec.dim_v); };
+  for (size_t n = 0; n < all.size(); ++n) {
+    const bool last = n + 1 == all.size() || dims(all[n]) != dims(all[n + 1]);
+    EXPECT_EQ(last, all[n].least_keys == 0) << code_of(all[n].spec).text;
+    EXPECT_TRUE(last || all[n].least_keys > all[n + 1].least_keys) << code_of(all[n].spec).text;
+    EXPECT_LE(dims(all[n > 0 ? n - 1 : 0]), dims(all[n])) << code_of(all[n].spec).text;
+  }
 }
 
 TEST(Spec, DifferentSpecsNeverHaveEqualText) {

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""Problem lines drawn at random that the portable kernels answer, for `tessera check - --engine cuda`: masks,
-biases, lengths, packing, strides, scales and outputs. A bias of an odd number of keys it refuses.
+"""Problem lines drawn at random that the fast kernels answer, for `tessera check - --engine cuda`: masks, biases, lengths,
+packing, strides, scales and outputs. Some they refuse: a bias of an odd number of keys, rows that repeat.
 
-usage: random_lines.py COUNT [SEED]"""
+usage: random_lines.py COUNT [SEED [portable | sm90]]"""
 import random
 import sys
 
 LENGTHS = (0, 1, 2, 7, 16, 17, 31, 61, 63, 64, 65, 97, 127, 128, 129, 191, 255, 257, 320)
+LONG = (*LENGTHS, 385, 511, 640, 777, 1024, 1500)  # several tiles, and for some blocks several items
+DIMS = (  # of D and Dv
+    *((64, 64), (128, 128), (256, 256), (96, 96), (192, 128), (192, 192), (128, 64), (64, 128)),
+    *((8, 8), (40, 40), (72, 72), (80, 80), (112, 96), (200, 16)),
+)
 
 
 def mask(draw, pairs):
@@ -50,20 +55,24 @@ def strides(draw, dim, sizes):
     return " strides=" + text if text else ""
 
 
-def line(draw):
+def line(draw, sm90):
     heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1), (8, 8)])
-    backward = draw.random() < 0.4
+    backward = not sm90 and draw.random() < 0.4
     dim = draw.choice([64, 128] if backward else [64, 128, 256])
-    pairs = not backward and dim < 256 and draw.random() < 0.4  # a bias or a keep mask
+    dim_v = dim
+    if sm90:
+        dim, dim_v = draw.choice(DIMS)
+    pairs = not sm90 and not backward and dim < 256 and draw.random() < 0.4  # a bias or a keep mask
     text = f"{'backward' if backward else 'forward'} {draw.choice(['bf16', 'f16'])} h{heads}/{kv} d{dim}"
+    text += f"/{dim_v}" if dim_v != dim else ""
     batch = draw.choice([1, 1, 2, 3])
-    q, k = ([draw.choice(LENGTHS) for _ in range(batch)] for _ in range(2))
+    q, k = ([draw.choice(LONG if sm90 else LENGTHS) for _ in range(batch)] for _ in range(2))
     packed_q, packed_k = draw.random() < 0.35, draw.random() < 0.35
     if packed_q or packed_k:
         text += " varlen=" + (f"q{q}" if packed_q else "") + (f"k{k}" if packed_k else "")
         text = text.replace(", ", ",")
         if draw.random() < 0.5:
-            text += " rows=" + ("q1000" if packed_q else "") + ("k1000" if packed_k else "")
+            text += " rows=" + ("q5000" if packed_q else "") + ("k5000" if packed_k else "")
         text += "" if packed_q else f" q{q[0]}"
         text += "" if packed_k else f" k{k[0]}"
     else:
@@ -73,9 +82,9 @@ def line(draw):
             sizes = {"q": queries, "k": keys, "v": keys, "out": queries}
             if backward:
                 sizes |= {"dout": queries, "dq": queries, "dk": keys, "dv": keys}
-            text += strides(draw, dim, sizes)
+            text += strides(draw, max(dim, dim_v), sizes)
         else:
-            text += draw.choice(["", " layout=bhsd", " layout=qkv", " layout=kv"])
+            text += draw.choice(["", " layout=bhsd", *([" layout=qkv", " layout=kv"] if dim == dim_v else [])])
     if draw.random() < 0.2:
         text += draw.choice([" seqused=q", " seqused=k", " seqused=qk"])
     text += mask(draw, pairs)
@@ -84,13 +93,14 @@ def line(draw):
     text += draw.choice(["", "", "", " scale=0.3", " scale=1", " scale=1e-3"])
     if backward:
         return text + draw.choice(["", " dlse"])
-    return text + draw.choice(["", "", " out=f32"]) + draw.choice(["", "", " nolse"])
+    return text + draw.choice(["", "", "" if sm90 else " out=f32"]) + draw.choice(["", "", " nolse"])
 
 
 def main():
     draw = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    sm90 = sys.argv[3:] == ["sm90"]
     for _ in range(int(sys.argv[1])):
-        print(line(draw))
+        print(line(draw, sm90))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ int perform(const Options& o) {
     return TESSERA_OK;
   }
   Json rows = Json::array();
-  std::string table = fmt::format("{:<76}{:<13}{:>5}{:>8}{:>9}{:>9}  {}\n", "kernel", "target", "regs", "spills",
+  std::string table = fmt::format("{:<86}{:<13}{:>5}{:>8}{:>9}{:>9}  {}\n", "kernel", "target", "regs", "spills",
                                   "shared", "code", "origin");
   for (const tessera_kernel_facts& k : list()) {
     rows.push_back({{"kernel", k.spec},
@@ -40,7 +40,7 @@ int perform(const Options& o) {
                     {"shared_bytes", k.shared_bytes},
                     {"code_bytes", k.code_bytes},
                     {"origin", k.origin}});
-    table += fmt::format("{:<76}{:<13}{:>5}{:>8}{:>9}{:>9}  {}\n", k.spec, k.target, k.registers, k.spill_bytes,
+    table += fmt::format("{:<86}{:<13}{:>5}{:>8}{:>9}{:>9}  {}\n", k.spec, k.target, k.registers, k.spill_bytes,
                          k.shared_bytes, k.code_bytes, k.origin);
   }
   if (o.json) print_json({{"kernels", rows}});

@@ -115,8 +115,8 @@ class QueryTile {
       Header& h = *memory_.header;
       h.sequence = device::sequence(p_, batch);
       note(p_, h.sequence.unsound);
-      h.walk = walk_of<width>(h.sequence.band,
-                              rules::overlap({first_row, first_row + 16 * warps()}, {0, h.sequence.q.used}));
+      h.walk = walk_of(h.sequence.band, rules::overlap({first_row, first_row + 16 * warps()}, {0, h.sequence.q.used}),
+                       width);
     }
     __syncthreads();
     if (sequence().unsound || first_row >= sequence().q.stored) return false;

@@ -112,7 +112,7 @@ class Forward {
       h.sequence = device::sequence(p_, batch);
       note(p_, h.sequence.unsound);
       const Range rows = {div(first), div(first + 16 * warps() - 1) + 1};
-      h.walk = walk_of<width>(h.sequence.band, rules::overlap(rows, {0, h.sequence.q.used}));
+      h.walk = walk_of(h.sequence.band, rules::overlap(rows, {0, h.sequence.q.used}), width);
     }
     __syncthreads();
     const Sequence& s = sequence();

@@ -409,76 +409,104 @@ TESSERA_DEVICE void backward(const BackwardParams& p, BackwardShared<S>& shared)
 
 // ------------------------------------------------------------------------------------------------ before and after
 
+// A warp takes sixteen rows of one head at a time.
+struct RowGroup {
+  int batch, head, first;
+  Rows q;
+};
+template <class Do>
+TESSERA_DEVICE void each_group(const BackwardParams& p, Do&& act) {
+  const int warps = static_cast<int>(blockDim.x) >> 5;
+  const Index groups = (p.queries.longest + 15) / 16, all = Index{p.batch} * p.heads * groups;
+  for (Index n = Index{blockIdx.x} * warps + (thread_index() >> 5); n < all; n += Index{gridDim.x} * warps) {
+    const Index pair = n / groups;
+    const int batch = static_cast<int>(pair / p.heads);
+    const Rows q = rows_of(p.queries, batch);
+    if (q.sound)
+      act(RowGroup{batch, static_cast<int>(pair - Index{batch} * p.heads), static_cast<int>(n - pair * groups) * 16,
+                   q});
+  }
+}
+TESSERA_DEVICE Index place_of(const RowGroup& g, int row, const rules::Steps& step) {
+  return g.q.plane * step.batch + (Index{g.q.first} + g.first + row) * step.row + g.head * step.head;
+}
+
 // Of each row and head: lse as a power of 2, +inf where the row keeps nothing, dLSE - dO . out, and dQ's sums as zeros.
-// A warp takes one.
 template <int dim>
 TESSERA_DEVICE void prepare(const BackwardParams& p) {
-  const int lane = thread_index() & 31, warps = static_cast<int>(blockDim.x) >> 5;
-  const Index rows = (p.queries.longest + 15) / 16 * 16, all = Index{p.batch} * p.heads * rows;
-  for (Index n = Index{blockIdx.x} * warps + (thread_index() >> 5); n < all; n += Index{gridDim.x} * warps) {
-    const int row = static_cast<int>(n % rows);
-    const int head = static_cast<int>(n / rows % p.heads), batch = static_cast<int>(n / rows / p.heads);
-    const Rows q = rows_of(p.queries, batch);
-    if (!q.sound || row >= (q.used + 15) / 16 * 16) continue;
-    float* const sums = sums_of(p, first_sum_row(p, q, batch) + row, head, dim);
-    for (int c = lane * 4; c < dim; c += 128) store_chunk(sums + c, Chunk{});
-    if (row >= q.used) continue;
-    const auto at = [&](const rules::Steps& step) {
-      return q.plane * step.batch + (Index{q.first} + row) * step.row + head * step.head;
-    };
-    float delta = 0;
-    if (lane < dim / 8) {
-      const Chunk x = load_chunk(static_cast<const unsigned short*>(p.out) + at(p.out_step) + lane * 8);
-      const Chunk y = load_chunk(static_cast<const unsigned short*>(p.dout) + at(p.dout_step) + lane * 8);
-      const auto number = [&](Word w, int i) {
-        const auto half = static_cast<rules::Half>(w >> i * 16);
-        return p.is_f16 ? rules::f16_to_float(half) : rules::bf16_to_float(half);
-      };
+  constexpr int lanes_a_row = dim / 8, rows_at_once = 32 / lanes_a_row, steps = 16 / rows_at_once;
+  const auto number = [&](Word w) {
+    return p.is_f16 ? Number<rules::Float::f16>::unpack(w) : Number<rules::Float::bf16>::unpack(w);
+  };
+  each_group(p, [&](const RowGroup& g) {
+    const int lane = thread_index() & 31, rows = g.q.used - g.first;
+    if (rows <= 0) return;
+    float* const sums = sums_of(p, first_sum_row(p, g.q, g.batch) + g.first, g.head, dim) + lane * 4;
+#pragma unroll
+    for (int d = 0; d < dim / 8; ++d) store_chunk(sums + d * 128, Chunk{});
+    Chunk out[steps], dout[steps];
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const int row = i * rows_at_once + lane / lanes_a_row, column = lane % lanes_a_row * 8;
+      out[i] = dout[i] = {};
+      if (row >= rows) continue;
+      out[i] = load_chunk(static_cast<const unsigned short*>(p.out) + place_of(g, row, p.out_step) + column);
+      dout[i] = load_chunk(static_cast<const unsigned short*>(p.dout) + place_of(g, row, p.dout_step) + column);
+    }
+    float mine = 0;  // of row `lane`
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      float delta = 0;
 #pragma unroll
       for (int w = 0; w < 4; ++w)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) delta = fmaf(number(x.word[w], i), number(y.word[w], i), delta);
+        for (int half = 0; half < 2; ++half)
+          delta = fmaf(number(out[i].word[w] >> half * 16), number(dout[i].word[w] >> half * 16), delta);
+#pragma unroll
+      for (int lanes = lanes_a_row / 2; lanes > 0; lanes /= 2) delta += from_lane(delta, lanes);
+      const float other = of_lane(delta, lane % rows_at_once * lanes_a_row);
+      if (lane / rows_at_once == i) mine = other;
     }
-    for (int lanes = 16; lanes > 0; lanes /= 2) delta += from_lane(delta, lanes);
-    if (lane != 0) continue;
+    if (lane >= 16 || lane >= rows) return;
     const Index stored = p.queries.cu ? p.queries.rows : p.queries.longest;
-    const Index to = (Index{q.plane} * p.heads + head) * stored + q.first + row;
-    const float lse = p.lse[at(p.lse_step)];
-    const float dlse = p.dlse ? p.dlse[at(p.dlse_step)] : 0;
+    const Index to = (Index{g.q.plane} * p.heads + g.head) * stored + g.q.first + g.first + lane;
+    const float lse = p.lse[place_of(g, lane, p.lse_step)];
+    const float dlse = p.dlse ? p.dlse[place_of(g, lane, p.dlse_step)] : 0;
     p.row_lse[to] = lse == minus_infinity ? infinity : lse * log2_e;
-    p.row_term[to] = lse == minus_infinity ? 0 : dlse - delta;
-  }
+    p.row_term[to] = lse == minus_infinity ? 0 : dlse - mine;
+  });
 }
 
-// dQ's sums become dq; a warp takes 16 rows of one head. Rows that no sequence uses become zeros.
+// dQ's sums become dq. Rows that no sequence uses become zeros.
 template <int dim>
 TESSERA_DEVICE void convert(const BackwardParams& p) {
-  const int lane = thread_index() & 31, warps = static_cast<int>(blockDim.x) >> 5;
-  const Index groups = (p.queries.longest + 15) / 16, all = Index{p.batch} * p.heads * groups;
-  const auto half_of = [&](float x) { return p.is_f16 ? rules::float_to_f16(x) : rules::float_to_bf16(x); };
-  for (Index n = Index{blockIdx.x} * warps + (thread_index() >> 5); n < all; n += Index{gridDim.x} * warps) {
-    const int first = static_cast<int>(n % groups) * 16;
-    const int head = static_cast<int>(n / groups % p.heads), batch = static_cast<int>(n / groups / p.heads);
-    const Rows q = rows_of(p.queries, batch);
-    if (!q.sound || first >= q.stored) continue;
-    const float* const sums = sums_of(p, first_sum_row(p, q, batch) + first, head, dim) + lane * 4;
+  const auto pack = [&](float low, float high) {
+    return p.is_f16 ? Number<rules::Float::f16>::pack(low, high) : Number<rules::Float::bf16>::pack(low, high);
+  };
+  each_group(p, [&](const RowGroup& g) {
+    const int lane = thread_index() & 31, rows = g.q.stored - g.first, used = g.q.used - g.first;
+    if (rows <= 0) return;
+    const float* const sums = sums_of(p, first_sum_row(p, g.q, g.batch) + g.first, g.head, dim) + lane * 4;
+    Chunk sum[dim / 8];
 #pragma unroll
-    for (int d = 0; d < dim / 8; ++d) {
-      Chunk c = {};
-      if (first < q.used) c = load_chunk(sums + d * 128);
+    for (int d = 0; d < dim / 8; ++d) sum[d] = used > 0 ? load_chunk(sums + d * 128) : Chunk{};
+#pragma unroll
+    for (int d = 0; d < dim / 8; d += 4)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = first + half * 8 + lane / 4;
-        if (row >= q.stored) continue;
-        const bool used = row < q.used;
-        const float low = used ? rules::float_of_bits(c.word[half * 2]) * p.scale : 0;
-        const float high = used ? rules::float_of_bits(c.word[half * 2 + 1]) * p.scale : 0;
-        const Index at = q.plane * p.dq_step.batch + (Index{q.first} + row) * p.dq_step.row + head * p.dq_step.head;
-        *reinterpret_cast<Word*>(static_cast<unsigned short*>(p.dq) + at + d * 8 + lane % 4 * 2) =
-            half_of(low) | static_cast<Word>(half_of(high)) << 16;
+        const int row = half * 8 + lane / 4;
+        Chunk c;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float low = rules::float_of_bits(sum[d + i].word[half * 2]) * p.scale;
+          const float high = rules::float_of_bits(sum[d + i].word[half * 2 + 1]) * p.scale;
+          c.word[i] = row < used ? pack(low, high) : 0;
+        }
+        transpose_4(c.word);
+        if (row < rows)
+          store_chunk(static_cast<unsigned short*>(p.dq) + place_of(g, row, p.dq_step) + (d + lane % 4) * 8, c);
       }
-    }
-  }
+  });
 }
 
 template <BackwardSpec S>

@@ -227,4 +227,23 @@ TESSERA_DEVICE float of_lane(float x, int lane) {
   return __shfl_sync(0xFFFFFFFFu, x, lane);
 }
 
+// What is the same in all lanes of a warp, told to the compiler: what follows from it needs no vector registers.
+TESSERA_DEVICE int uniform(int x) {
+  return __shfl_sync(0xFFFFFFFFu, x, 0);
+}
+// Four lanes hold a row's numbers in turns, word d of each of four chunks at lane d; after this each holds a chunk.
+TESSERA_DEVICE void transpose_4(Word (&x)[4]) {
+  const int lane = thread_index();
+#pragma unroll
+  for (int d = 2; d > 0; d /= 2) {
+    const bool upper = lane & d;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & d) continue;
+      const Word got = __shfl_xor_sync(0xFFFFFFFFu, upper ? x[i] : x[i + d], d);
+      (upper ? x[i] : x[i + d]) = got;
+    }
+  }
+}
+
 }  // namespace tessera::device
