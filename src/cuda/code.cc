@@ -66,7 +66,7 @@ Code make(const char* family, const char* file, Spec spec) {
   return code;
 }
 
-// 32 rows a warp: each key is read from shared memory for two blocks of 16. Larger tiles spill (docs/gpu/RESULTS.md).
+// 32 rows a warp: each key is read from shared memory for two blocks of 16. Larger tiles spill.
 // Where results are wide, or biases wait in registers, there is room for 16. Dim 256 has small tiles for devices whose
 // shared memory holds no others; where both fit they are slower (0.81 of FlashAttention-2 at 4k on h200 against 0.89).
 constexpr rules::ForwardSpec forward_specs[] = {

@@ -35,7 +35,7 @@ struct Sm90Choice {
   rules::Sm90ForwardSpec spec;
   int least_keys;  // that a row sees on average
 };
-// In order: a problem takes the first of its dtype whose dims hold its own and whose rows see no more than its rows.
+// In order: a problem takes the first of its dtype whose dims hold its own and whose least_keys its rows see.
 std::span<const Sm90Choice> shipped_sm90_forward();
 std::span<const rules::BackwardSpec> shipped_backward();
 std::span<const rules::GeneralSpec> shipped_general();

@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "cuda/fast.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/loaded.h"
 #include "cuda/params.h"
-#include "cuda/portable.h"
 #include "rules/dtype.h"
 
 namespace tessera::cuda {
@@ -35,7 +35,7 @@ int64_t key_tiles(const Problem& p, const BackwardSpec& spec) {
 
 std::string refuse(const Problem& p, const Device& device) {
   if (p.pass != TESSERA_BACKWARD) return "it computes gradients only";
-  if (std::string why = refuse_portable(p, device); !why.empty()) return why;
+  if (std::string why = refuse_fast(p, device); !why.empty()) return why;
   const int32_t dtype = core::data_dtype(p);
   if (core::operand(p, TESSERA_DOUT).dtype != dtype)
     return fmt::format("dout is {}, the kernel reads q's dtype",

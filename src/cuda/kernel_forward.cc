@@ -2,11 +2,11 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "cuda/fast.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/loaded.h"
 #include "cuda/params.h"
-#include "cuda/portable.h"
 #include "rules/dtype.h"
 
 namespace tessera::cuda {

@@ -3,11 +3,11 @@
 #include <span>
 
 #include "core/error.h"
+#include "cuda/fast.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 #include "cuda/loaded.h"
 #include "cuda/params.h"
-#include "cuda/portable.h"
 #include "cuda/tensor_map.h"
 #include "rules/dtype.h"
 
@@ -42,7 +42,7 @@ int64_t items_of(const Problem& p, int tile_rows) {
   return p.heads_q * p.batch * rules::ceil_div(p.len_q, tile_rows);
 }
 
-// By the keys that a row sees; under a hint another that ships, if such a one there is.
+// By the keys that a row sees; under a hint another that ships, if there is one.
 const Sm90ForwardSpec& spec_for(const Problem& p, const Device& device, const core::Hints& hints) {
   const std::span<const Sm90Choice> choices = choices_for(p);
   const double keys = p.len_q > 0 ? core::kept_pairs(p) / static_cast<double>(p.len_q) : 0;

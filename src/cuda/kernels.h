@@ -4,8 +4,8 @@
 
 namespace tessera::cuda {
 
-extern const core::Kernel sm90_forward;      // bf16 and f16 forward with bands on sm_90a: kernel_sm90_forward.cc
-extern const core::Kernel portable_forward;  // bf16 and f16 forward with bands, D = Dv of 64 and 128: kernel_forward.cc
+extern const core::Kernel sm90_forward;       // bf16 and f16 forward with bands on sm_90a: kernel_sm90_forward.cc
+extern const core::Kernel portable_forward;   // bf16 and f16 forward, D = Dv of 64, 128 and 256: kernel_forward.cc
 extern const core::Kernel portable_backward;  // the same backward, its dQ in no fixed order: kernel_backward.cc
 extern const core::Kernel general;            // every option of the contract: kernel_general.cc
 

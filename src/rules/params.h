@@ -57,8 +57,7 @@ struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
   NarrowBand narrow_band;
   int items, dim_v;
-  int*
-      next;  // how many items were taken, 0 before the launch: whoever is free takes the next. Absent: each in its turn
+  int* next;  // how many items were taken, 0 before the launch: whoever is free takes the next
 };
 
 struct BackwardParams {

@@ -79,6 +79,27 @@ TEST(Spec, OfHopperNamesEveryField) {
   EXPECT_TRUE(code.only_arch);
 }
 
+TEST(Spec, OfHopperIllegal) {
+  const rules::Sm90ForwardSpec good = {rules::Float::bf16, 128, 128, 2, 128, 2, 2, 1};
+  EXPECT_TRUE(rules::legal(good));
+  const auto bad = [&](const char* why, auto change) {
+    rules::Sm90ForwardSpec spec = good;
+    change(spec);
+    EXPECT_FALSE(rules::legal(spec)) << why;
+  };
+  using Spec = rules::Sm90ForwardSpec;
+  bad("a dim that is no multiple of 16", [](Spec& s) { s.dim = 72; });
+  bad("a dim that is too large", [](Spec& s) { s.dim = 272; });
+  bad("results of a width without products", [](Spec& s) { s.dim_v = 112; });
+  bad("keys of a number without products", [](Spec& s) { s.tile_keys = 88; });
+  bad("one group, which has too many registers", [](Spec& s) { s.groups = 1; });
+  bad("four groups, which have too few", [](Spec& s) { s.groups = 4; });
+  bad("no stage", [](Spec& s) { s.stages = 0; });
+  bad("too many stages", [](Spec& s) { s.stages = 9; });
+  bad("too many q", [](Spec& s) { s.q_stages = 3; });
+  bad("three that take turns", [](Spec& s) { s.groups = 3; });
+}
+
 // Each dims' rows stand together, from the most keys to any number; the smallest dims come first.
 TEST(Spec, OfHopperHasARowForAnyNumberOfKeys) {
   const std::span<const Sm90Choice> all = shipped_sm90_forward();

@@ -259,8 +259,8 @@ PAIRS = {
     "forward bf16 b2 h4/2 q70 k90 d64 mask=causal": (
         "nolse max out=f32 f16 f32 h4/4 h4/1 d128 d256 d40 d64/128 q71 k92 b3 batch_invariant kernels scale=0.3 softcap=15 "
         "sink alibi bias=1,h,q,k bias=b,1,1,k mask=none mask=causal@top_left mask=causal@at(7) mask=window(20,5) "
-        "mask=chunk(33) mask=prefix(9) mask=causal&window(20,0)&first(3) mask=keep mask=causal&exclude_keys mask=documents layout=bhsd "
-        "layout=qkv "
+        "mask=chunk(33) mask=prefix(9) mask=causal&window(20,0)&first(3) mask=keep mask=causal&exclude_keys "
+        "mask=documents layout=bhsd layout=qkv "
         "strides=q[26880,64,4480,1] strides=out[17920,256,64,1]lse[400,1,100,1] seqused=k[40,90] seqused=q[70,9] align=8"
     ),
     "backward bf16 b2 h4/2 q70 k90 d64 mask=causal": (
@@ -443,7 +443,7 @@ def sized(line):
 @by_each
 @pytest.mark.parametrize(("case", "line"), LARGE)
 def test_large(case, line, kernels):
-    """D02 to D05, D11, D13, D15, A15: grids past 65535, masks and biases past 2^31 elements, far rows of dropout's mask."""
+    """A07, A15, B11, D02 to D05, D11, D13, D15: grids past 65535, masks and biases past 2^31 elements, far rows of dropout's mask."""
     line = sized(line)
     skip_if_proven(line, kernels)
     c = Case(line)

@@ -177,6 +177,56 @@ TEST(Mask, BoundsSaturateAndNeverWrap) {
       }
 }
 
+// The same text in 32 bits: small masks whole, and corners, windows and chunks as far as they go at both ends of the
+// longest sequence. (UBSan sees a sum that wraps.)
+TEST(Mask, SaysTheSameIn32Bits) {
+  const auto same = [](const auto& narrow, const auto& wide) {
+    return narrow.empty() ? wide.empty() : narrow.begin == wide.begin && narrow.end == wide.end;
+  };
+  int differ = 0;
+  for_every_mask([&](const Formula& f) {
+    const BandMask wide = f.band();
+    const NarrowBand narrow = narrowed(wide);
+    bool alike = can_narrow(wide);
+    for (int row = 0; row < most_rows; ++row)
+      alike = alike && same(narrow.near(row), wide.near(row)) && same(narrow.head(row), wide.head(row));
+    const auto small = visit_of<int>(narrow, {0, most_rows});
+    const Visit large = visit(wide, {0, most_rows});
+    alike = alike && same(small.near, large.near) && same(small.head, large.head) && same(small.full, large.full);
+    if (!alike && ++differ <= 10) ADD_FAILURE() << f.text();
+  });
+  EXPECT_EQ(differ, 0);
+
+  constexpr Index most = narrow_length, last = most - 1;
+  for (const Index offset : {Index{0}, Index{5}, most, -most, Index{1} << 31, -(Index{1} << 31)})
+    for (const Index left : {Index{0}, most, far_away})
+      for (const Index right : {Index{0}, most, far_away})
+        for (const Index chunk : {Index{0}, Index{3}, most})
+          for (const Index prefix : {Index{0}, most, far_away})
+            for (const Index first : {Index{0}, Index{4}, far_away})
+              for (const bool causal : {false, true}) {
+                const BandMask wide = {.keys = most,
+                                       .offset = offset,
+                                       .left = left,
+                                       .right = right,
+                                       .chunk = chunk ? chunk : far_away,
+                                       .prefix = prefix,
+                                       .first = first,
+                                       .causal = causal,
+                                       .chunked = chunk > 0};
+                ASSERT_TRUE(can_narrow(wide));
+                const NarrowBand narrow = narrowed(wide);
+                for (const Index row : {Index{0}, last})
+                  for (const Index key : {Index{0}, last})
+                    EXPECT_EQ(narrow.keeps(static_cast<int>(row), static_cast<int>(key)), wide.keeps(row, key))
+                        << offset << " " << left << " " << right << " " << chunk << " " << prefix << " " << first << " "
+                        << causal << ", row " << row << " key " << key;
+              }
+  EXPECT_FALSE(can_narrow({.left = most + 1}));
+  EXPECT_FALSE(can_narrow({.right = far_away - 1}));
+  EXPECT_FALSE(can_narrow({.chunk = most + 1}));
+}
+
 TEST(Mask, FloorDivisionGoesDown) {
   for (Index a = -20; a <= 20; ++a)
     for (Index b = 1; b <= 7; ++b) {

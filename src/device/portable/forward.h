@@ -17,6 +17,23 @@ namespace tessera::device {
 
 using rules::ForwardSpec;
 
+struct Sequence {
+  Rows q, k;
+  rules::BandMask band;
+  TESSERA_DEVICE bool sound() const { return q.sound && k.sound; }
+};
+TESSERA_DEVICE Sequence sequence(const ForwardParams& p, int batch) {
+  Sequence s = {rows_of(p.queries, batch), rows_of(p.keys, batch), p.band};
+  s.band.keys = s.k.used;
+  if (p.corner == rules::Corner::bottom_right) s.band.offset = s.k.used - s.q.used;
+  if (p.corner == rules::Corner::per_sequence) s.band.offset = p.corner_offsets[batch];
+  return s;
+}
+
+struct alignas(16) Row {
+  Keys near, head;  // that it keeps
+};
+
 // ------------------------------------------------------------------------------------------------- what a block does
 
 // All that a block must know, found out by one thread. It stays in shared memory: registers are for the sums.
@@ -335,6 +352,26 @@ TESSERA_DEVICE void WarpRows<S>::store() const {
 }
 
 // -------------------------------------------------------------------------------------------------------- the kernel
+
+// Rows of a packed q past its last sequence, by the blocks past the last item.
+TESSERA_DEVICE void clear_tail(const ForwardParams& p, int dim, int block, int blocks) {
+  const int* const cu = p.queries.cu;
+  bool unsound = cu[0] != 0 || cu[p.batch] > p.queries.rows;
+  for (int b = thread_index(); b < p.batch; b += static_cast<int>(blockDim.x)) unsound |= cu[b + 1] < cu[b];
+  if (__syncthreads_or(unsound)) {
+    if (p.status && threadIdx.x == 0) atomicOr(p.status, rules::unsound_length);
+    return;
+  }
+  const int end = cu[p.batch];
+  const Index numbers = (p.queries.rows - end) * p.heads * dim;
+  for (Index n = block * Index{blockDim.x} + threadIdx.x; n < numbers; n += blocks * Index{blockDim.x}) {
+    const Index row = end + n / dim / p.heads, head = n / dim % p.heads, d = n % dim;
+    const Index at = row * p.out_step.row + head * p.out_step.head + d;
+    if (p.out_is_f32) static_cast<float*>(p.out)[at] = 0;
+    else static_cast<unsigned short*>(p.out)[at] = 0;
+    if (p.lse && d == 0) p.lse[row * p.lse_step.row + head * p.lse_step.head] = minus_infinity;
+  }
+}
 
 template <ForwardSpec S>
 TESSERA_DEVICE void forward(const ForwardParams& p, Shared<S>& shared) {

@@ -84,7 +84,7 @@ TESSERA_DEVICE void give_registers() {
 // -------------------------------------------------------------------------------------------------------- products
 
 // An operand in shared memory: slabs of 64 16-bit numbers a row (128 bytes, swizzled by 128), 8 rows are 1024 bytes.
-// `slab_bytes` is read only of operands whose rows are summed over. In a cluster a block's rank lies above bit 18.
+// `slab_bytes` is read only of operands whose rows are summed over. An address has 18 bits.
 TESSERA_DEVICE Descriptor describe(Address at, int slab_bytes) {
   return Descriptor{(at & 0x3FFFF) >> 4} | Descriptor{static_cast<unsigned>(slab_bytes) >> 4} << 16 |
          Descriptor{1024 >> 4} << 32 | Descriptor{1} << 62;
@@ -157,69 +157,43 @@ struct Products;
 #define TESSERA_SUMS_14(kind) TESSERA_SUMS_13(kind), TESSERA_EIGHT(kind, 13)
 #define TESSERA_SUMS_15(kind) TESSERA_SUMS_14(kind), TESSERA_EIGHT(kind, 14)
 #define TESSERA_SUMS_16(kind) TESSERA_SUMS_15(kind), TESSERA_EIGHT(kind, 15)
-// m: columns / 16; p0 .. p4: the numbers of the operands after the sums.
-#define TESSERA_PRODUCTS(type, m, p0, p1, p2, p3, p4)                                                           \
-  template <>                                                                                                   \
-  struct Products<rules::Float::type, 16 * m> {                                                                 \
-    using Sums = float[8 * m];                                                                                  \
-    static TESSERA_DEVICE void set(Sums& c, Descriptor a, Descriptor b) {                                       \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" TESSERA_COLUMNS_##m  \
-                   "k16.f32." #type "." #type " {" TESSERA_PLACES_##m "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 0;}"  \
-                   : TESSERA_SUMS_##m("=f")                                                                     \
-                   : "l"(a), "l"(b)                                                                             \
-                   : "memory");                                                                                 \
-    }                                                                                                           \
-    static TESSERA_DEVICE void add(Sums& c, Descriptor a, Descriptor b) {                                       \
-      asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" TESSERA_COLUMNS_##m  \
-                   "k16.f32." #type "." #type " {" TESSERA_PLACES_##m "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 0;}"  \
-                   : TESSERA_SUMS_##m("+f")                                                                     \
-                   : "l"(a), "l"(b)                                                                             \
-                   : "memory");                                                                                 \
-    }                                                                                                           \
-    static TESSERA_DEVICE void add_rows(Sums& c, const Word* a, Descriptor b) {                                 \
-      asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" TESSERA_COLUMNS_##m  \
-                   "k16.f32." #type "." #type " {" TESSERA_PLACES_##m "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 \
-                                                                      "}, %" #p4 ", p, 1, 1, 1;}"               \
-                   : TESSERA_SUMS_##m("+f")                                                                     \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                         \
-                   : "memory");                                                                                 \
-    }                                                                                                           \
+// m: columns / 16; p0 .. p4: the numbers of the operands after the sums. Widths as rules::has_products says.
+#define TESSERA_PRODUCTS(type, columns, m, p0, p1, p2, p3, p4)                                                       \
+  template <>                                                                                                        \
+  struct Products<rules::Float::type, columns> {                                                                     \
+    using Sums = float[8 * m];                                                                                       \
+    static TESSERA_DEVICE void set(Sums& c, Descriptor a, Descriptor b) {                                            \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type \
+                   "." #type " {" TESSERA_PLACES_##m "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 0;}"                        \
+                   : TESSERA_SUMS_##m("=f")                                                                          \
+                   : "l"(a), "l"(b)                                                                                  \
+                   : "memory");                                                                                      \
+    }                                                                                                                \
+    static TESSERA_DEVICE void add(Sums& c, Descriptor a, Descriptor b) {                                            \
+      asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type \
+                   "." #type " {" TESSERA_PLACES_##m "}, %" #p0 ", %" #p1 ", p, 1, 1, 0, 0;}"                        \
+                   : TESSERA_SUMS_##m("+f")                                                                          \
+                   : "l"(a), "l"(b)                                                                                  \
+                   : "memory");                                                                                      \
+    }                                                                                                                \
+    static TESSERA_DEVICE void add_rows(Sums& c, const Word* a, Descriptor b) {                                      \
+      asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." #type \
+                   "." #type " {" TESSERA_PLACES_##m "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4            \
+                                                     ", p, 1, 1, 1;}"                                                \
+                   : TESSERA_SUMS_##m("+f")                                                                          \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                              \
+                   : "memory");                                                                                      \
+    }                                                                                                                \
   };
-#define TESSERA_COLUMNS_1 "16"
-#define TESSERA_COLUMNS_2 "32"
-#define TESSERA_COLUMNS_3 "48"
-#define TESSERA_COLUMNS_4 "64"
-#define TESSERA_COLUMNS_5 "80"
-#define TESSERA_COLUMNS_6 "96"
-#define TESSERA_COLUMNS_7 "112"
-#define TESSERA_COLUMNS_8 "128"
-#define TESSERA_COLUMNS_9 "144"
-#define TESSERA_COLUMNS_10 "160"
-#define TESSERA_COLUMNS_11 "176"
-#define TESSERA_COLUMNS_12 "192"
-#define TESSERA_COLUMNS_13 "208"
-#define TESSERA_COLUMNS_14 "224"
-#define TESSERA_COLUMNS_15 "240"
-#define TESSERA_COLUMNS_16 "256"
-#define TESSERA_BOTH(m, p0, p1, p2, p3, p4)     \
-  TESSERA_PRODUCTS(bf16, m, p0, p1, p2, p3, p4) \
-  TESSERA_PRODUCTS(f16, m, p0, p1, p2, p3, p4)
-TESSERA_BOTH(1, 8, 9, 10, 11, 12)
-TESSERA_BOTH(2, 16, 17, 18, 19, 20)
-TESSERA_BOTH(3, 24, 25, 26, 27, 28)
-TESSERA_BOTH(4, 32, 33, 34, 35, 36)
-TESSERA_BOTH(5, 40, 41, 42, 43, 44)
-TESSERA_BOTH(6, 48, 49, 50, 51, 52)
-TESSERA_BOTH(7, 56, 57, 58, 59, 60)
-TESSERA_BOTH(8, 64, 65, 66, 67, 68)
-TESSERA_BOTH(9, 72, 73, 74, 75, 76)
-TESSERA_BOTH(10, 80, 81, 82, 83, 84)
-TESSERA_BOTH(11, 88, 89, 90, 91, 92)
-TESSERA_BOTH(12, 96, 97, 98, 99, 100)
-TESSERA_BOTH(13, 104, 105, 106, 107, 108)
-TESSERA_BOTH(14, 112, 113, 114, 115, 116)
-TESSERA_BOTH(15, 120, 121, 122, 123, 124)
-TESSERA_BOTH(16, 128, 129, 130, 131, 132)
+#define TESSERA_BOTH(columns, m, p0, p1, p2, p3, p4)     \
+  TESSERA_PRODUCTS(bf16, columns, m, p0, p1, p2, p3, p4) \
+  TESSERA_PRODUCTS(f16, columns, m, p0, p1, p2, p3, p4)
+TESSERA_BOTH(64, 4, 32, 33, 34, 35, 36)
+TESSERA_BOTH(80, 5, 40, 41, 42, 43, 44)
+TESSERA_BOTH(96, 6, 48, 49, 50, 51, 52)
+TESSERA_BOTH(128, 8, 64, 65, 66, 67, 68)
+TESSERA_BOTH(192, 12, 96, 97, 98, 99, 100)
+TESSERA_BOTH(256, 16, 128, 129, 130, 131, 132)
 #undef TESSERA_BOTH
 #undef TESSERA_PRODUCTS
 

@@ -1,4 +1,4 @@
-#include "cuda/portable.h"
+#include "cuda/fast.h"
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +27,7 @@ constexpr Option options[] = {{TESSERA_EXCLUDE_KEYS, "excluded keys"},
 
 }  // namespace
 
-std::string refuse_portable(const Problem& p, const Device& device) {
+std::string refuse_fast(const Problem& p, const Device& device) {
   if (device.kind != TESSERA_GPU)
     return fmt::format("device {} is a processor, the kernel runs on NVIDIA GPUs", device.name);
   if (device.sm_arch < 80)
@@ -49,7 +49,7 @@ std::string refuse_portable(const Problem& p, const Device& device) {
 std::string refuse_forward(const Problem& p, const Device& device) {
   if (p.pass != TESSERA_FORWARD)
     return p.pass == TESSERA_BACKWARD ? "it attends forward only" : "an append has no products";
-  if (std::string why = refuse_portable(p, device); !why.empty()) return why;
+  if (std::string why = refuse_fast(p, device); !why.empty()) return why;
   for (const int name : {TESSERA_K, TESSERA_V})
     if (core::operand(p, name).dtype != core::data_dtype(p))
       return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,

@@ -7,8 +7,8 @@
 
 namespace tessera::cuda {
 
-// Device, dtype, lengths, and options that neither kernel has.
-std::string refuse_portable(const core::Problem& p, const core::Device& device);
+// Device, dtype, lengths, and options that none of them has.
+std::string refuse_fast(const core::Problem& p, const core::Device& device);
 // That, other passes, and caches.
 std::string refuse_forward(const core::Problem& p, const core::Device& device);
 // Weights are powers of the scaled product.
