@@ -22,7 +22,7 @@ using rules::Sm90ForwardSpec;
 static_assert(sizeof(rules::Sm90ForwardParams) <= 4096, "a launch's parameters");
 
 constexpr int rows_by_16[] = {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT};
-constexpr int64_t most_items = (int64_t{1} << 31) - 1;
+constexpr int64_t most_items = (int64_t{1} << 31) - (1 << 16);  // each block counts one past the last
 
 // What ships for this dtype and the smallest dims that hold the problem's; it pads rows with zeros. Empty: nothing.
 std::span<const Sm90Choice> choices_for(const Problem& p) {

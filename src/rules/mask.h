@@ -86,6 +86,7 @@ struct BandOf {
 
  private:
   TESSERA_RULE Range rows_framing(Int key) const {
+    static_assert(sizeof(Int) == 8);  // four times the farthest
     Range positions = {-4 * farthest<Int>, 4 * farthest<Int>};
     if (causal && key >= prefix) positions.begin = key;
     if (chunked) {

@@ -75,7 +75,7 @@ TEST(Sm90Plan, WhatTheKernelLacks) {
        "the mask has a window or chunk of 134217729; it takes at most 134217728, or unbounded"},
       {"forward bf16 q4 k4 d64 mask=window(0,134217730)", "the mask has a window or chunk of 134217730"},
       {"forward bf16 q4 k4 d64 mask=chunk(134217731)", "the mask has a window or chunk of 134217731"},
-      {"forward bf16 b65536 h1024 q8192 k1 d64", "it would take 4294967296 items; it counts to 2147483647"},
+      {"forward bf16 b65536 h1024 q8192 k1 d64", "it would take 4294967296 items; it counts to 2147418112"},
       {"forward bf16 h2 q4 k4 d64 strides=q[544,132,66,1]",
        "q.stride[1] is 132; the kernel needs rows at multiples of 16 bytes"},
       {"forward bf16 q4 k4 d64 strides=out[272,66,64,1]",

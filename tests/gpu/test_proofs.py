@@ -706,6 +706,25 @@ def test_B10_scores_beyond_float16(kernels):
 
 
 @by_each
+@pytest.mark.parametrize("dtype, q, k", (("bf16", 19968, 22016), ("bf16", 59904, 66048), ("f16", 9000, 11072), ("f16", 20000, 22000)))
+def test_B10_scores_whose_product_with_the_scale_is_rounded_by_hundreds(kernels, dtype, q, k):
+    """Scores to 3e10, whose last digit is worth hundreds as a power of 2: a row of equal keys returns v, and so does one whose
+    other keys lie far below, first or last."""
+    for keys, below in ((1, ()), (200, ()), (200, (0,)), (200, (199,))):
+        c = Case(f"forward {dtype} h1 q3 k{keys} d64")
+        c.arrays["q"].fill_(q)
+        c.arrays["k"].fill_(k)
+        c.arrays["v"].fill_(1.5)
+        for n in below:
+            c.arrays["k"][:, n] = -k
+            c.arrays["v"][:, n] = 7
+        c.run(kernels)
+        assert (c.arrays["out"] == 1.5).all()
+        z = float(c.arrays["q"][0, 0, 0, 0]) * float(c.arrays["k"][0, 1 if below else 0, 0, 0]) * 8
+        torch.testing.assert_close(c.arrays["lse"].max().item(), z, atol=0, rtol=1e-6)
+
+
+@by_each
 def test_B11_sums_beyond_float16(kernels):
     """65536 keys of value 2 sum to 131072 before they are divided."""
     for line in ("forward f16 h1 q1 k65536 d64", "forward f16 h1 q70 k65536 d64", "decode f16 h1 q1 k65536 d64 page=16"):

@@ -184,7 +184,15 @@ struct Weights {
       const bool follows = grown > slack;  // false where both are -inf
       shrink[r] = follows ? exp2_fast(-grown) : 1;
       if (follows) reference[r] = largest;
-      const float offset = reference[r] == minus_infinity ? 0 : -reference[r] * scale_log2;
+      // Fused, all weights of a row have a factor in common, what the product below is rounded by. Of scores so large
+      // that it could be seen, the reference is taken away first.
+      const bool large = reference[r] != minus_infinity && !(fabsf(reference[r] * scale_log2) <= 2048);
+      if (__any_sync(0xFFFFFFFFu, large)) {
+        const float taken = large ? reference[r] : 0;
+#pragma unroll
+        for (int i = 2 * r; i < scores; i += 4) s[i] -= taken, s[i + 1] -= taken;
+      }
+      const float offset = large || reference[r] == minus_infinity ? 0 : -reference[r] * scale_log2;
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 2 * r; i < scores; i += 4) {
@@ -381,6 +389,7 @@ class Sm90Rows {
     close_products();
   }
   TESSERA_DEVICE void q_done() {
+    __syncwarp();  // of the item too, which other lanes may still read
     if (lane() == 0) arrive(shared_address(&shared_.q_empty[QSlot::stage(count_)][group_]));
   }
   TESSERA_DEVICE void keys_done() {
