@@ -169,10 +169,12 @@ class Sm90Copies {
 template <int scores>
 struct Weights {
   float reference[2] = {minus_infinity, minus_infinity}, sum[2] = {0, 0}, shrink[2];
+  bool uncommon;  // some row of the warp shrinks its sums, or has large scores
 
   // Scores become weights, exp2(scale (score - reference)). A row's reference is its largest score so far, but follows
   // it only once a weight would pass 2^slack; `shrink` is what all earlier sums are then owed.
   TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2, float slack) {
+    float offset[2], taken[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = minus_infinity;
@@ -184,27 +186,28 @@ struct Weights {
       const bool follows = grown > slack;  // false where both are -inf
       shrink[r] = follows ? exp2_fast(-grown) : 1;
       if (follows) reference[r] = largest;
-      // Fused, all weights of a row have a factor in common, what the product below is rounded by. Of scores so large
-      // that it could be seen, the reference is taken away first.
-      const bool large = reference[r] != minus_infinity && !(fabsf(reference[r] * scale_log2) <= 2048);
-      if (__any_sync(0xFFFFFFFFu, large)) {
-        const float taken = large ? reference[r] : 0;
+      // Fused, all weights of a row have a factor in common, what this product is rounded by. Of scores so large that
+      // it could be seen, the reference is taken away first.
+      const float product = reference[r] == minus_infinity ? 0 : reference[r] * scale_log2;
+      const bool large = !(fabsf(product) <= 2048);
+      taken[r] = large ? reference[r] : 0;
+      offset[r] = large ? 0 : -product;
+    }
+    uncommon = __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1 || taken[0] != 0 || taken[1] != 0);
+    if (uncommon) {
 #pragma unroll
-        for (int i = 2 * r; i < scores; i += 4) s[i] -= taken, s[i + 1] -= taken;
-      }
-      const float offset = large || reference[r] == minus_infinity ? 0 : -reference[r] * scale_log2;
+      for (int i = 0; i < scores; ++i) s[i] -= taken[i / 2 & 1];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 2 * r; i < scores; i += 4) {
-        even += s[i] = exp2_fast(fmaf(s[i], scale_log2, offset));
-        odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, offset));
+        even += s[i] = exp2_fast(fmaf(s[i], scale_log2, offset[r]));
+        odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, offset[r]));
       }
       sum[r] = fmaf(sum[r], shrink[r], even + odd);
     }
-  }
-  // By exactly 1 where a row did not ask for it.
-  TESSERA_DEVICE bool some_shrink() const {
-    return __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1);
   }
 };
 
@@ -349,10 +352,10 @@ class Sm90Rows {
   }
   TESSERA_DEVICE void finish_values(const Weights<scores>& weights, bool rescales) {
     // A branch, and a wait in each arm: in one piece ptxas moves the wait above the exponentials.
-    if (weights.some_shrink()) {
+    if (weights.uncommon) {
       wait_products<0>();
       landed(out_);
-      if (rescales)
+      if (rescales)  // by exactly 1 where a row did not ask for it
 #pragma unroll
         for (int i = 0; i < sums; ++i) out_[i] *= weights.shrink[i / 2 & 1];
     } else {
