@@ -241,9 +241,8 @@ class Sm90Rows {
 
   static TESSERA_DEVICE int lane() { return thread_index() & 31; }
   static TESSERA_DEVICE int thread() { return thread_index() & 127; }
-  TESSERA_DEVICE int my_row() const {
-    return 64 * group_ + thread() / 32 * 16 + lane() / 4;
-  }  // and the eighth after it
+  // Of the tile; this lane's other row is the eighth after it.
+  TESSERA_DEVICE int my_row() const { return 64 * group_ + thread() / 32 * 16 + lane() / 4; }
   TESSERA_DEVICE void begin_turn() const {
     if (S.turns) meet(1 + group_, 256);
   }
