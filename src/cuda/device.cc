@@ -42,7 +42,10 @@ int device_count(const Driver& driver) {
 
 const Driver& need_driver() {
   const Opened& opened = open_driver();
-  if (!opened.driver) throw core::Error(TESSERA_FAILED, opened.why);
+  if (!opened.driver)
+    throw core::Error(
+        TESSERA_FAILED,
+        opened.why + ". Run on \"host\", or plan for a GPU that is not here by its name, such as \"h200\".");
   return *opened.driver;
 }
 

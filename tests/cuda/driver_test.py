@@ -86,6 +86,7 @@ class NoDriver(Base):
         error = json.loads(self.expect(INVALID, *PLAN, "--json", **options).stdout)["error"]
         self.assertEqual(error["code"], "failed")
         self.assertIn(sentence, error["message"])
+        self.assertIn('Run on "host", or plan', error["message"])
         self.expect(RIGHT, *PLAN, "--device", "h200", says="1 attend   cuda.sm90", **options)
         self.expect(RIGHT, *CHECK, says="1 passed, 0 failed", **options)
 
