@@ -86,19 +86,30 @@ constexpr auto sm90_choices = [] {
   constexpr Sm90Choice rows[] = {
       // Shares of a matrix product's rate on h200, 2026-12. Three groups hide each other's exponentials: 0.60 against
       // 0.52 at 4k. Two lose less at an item's ends: 0.38 against 0.30 under a causal mask of 1k.
-      {{any, 64, 64, 3, 128, 4, 2, 0}, 1024},
-      {{any, 64, 64, 2, 128, 4, 2, 1}, 0},
+      {{any, 64, 64, 3, 128, 4, 2, 0, 0, 0}, 1024},
+      {{any, 64, 64, 2, 128, 4, 2, 1, 0, 0}, 0},
       // Two slabs of 64 columns a row, as 128 has: its tiles.
-      {{any, 96, 96, 2, 128, 2, 2, 1}, 0},
+      {{any, 96, 96, 2, 128, 2, 2, 1, 0, 0}, 0},
       // The same: 0.92 against 0.87 at 16k, 0.66 against 0.74 at 1k. Three groups have registers for 80 keys only.
-      {{any, 128, 128, 3, 80, 4, 1, 0}, 6144},
-      {{any, 128, 128, 2, 128, 2, 2, 1}, 0},
+      {{any, 128, 128, 3, 80, 4, 1, 0, 0, 0}, 6144},
+      {{any, 128, 128, 2, 128, 2, 2, 1, 0, 0}, 0},
       // Shared memory holds one q beside tiles this long.
-      {{any, 192, 128, 2, 128, 2, 1, 1}, 0},
+      {{any, 192, 128, 2, 128, 2, 1, 1, 0, 0}, 0},
       // Wide results take the registers that longer tiles' scores would need.
-      {{any, 192, 192, 2, 96, 2, 1, 0}, 0},
+      {{any, 192, 192, 2, 96, 2, 1, 0, 0, 0}, 0},
       // Two stages of wide k and v fill shared memory with these tiles.
-      {{any, 256, 256, 2, 80, 2, 1, 0}, 0},
+      {{any, 256, 256, 2, 80, 2, 1, 0, 0, 0}, 0},
+      // Keys in pages, or split among blocks.
+      {{any, 64, 64, 2, 128, 4, 2, 1, 0, 1}, 0},
+      {{any, 128, 128, 2, 128, 2, 2, 1, 0, 1}, 0},
+      {{any, 192, 128, 2, 128, 2, 1, 1, 0, 1}, 0},
+      // With what pairs have, a tile of bias and keep beside one q.
+      {{any, 64, 64, 2, 128, 2, 2, 1, 1, 0}, 0},
+      {{any, 96, 96, 2, 128, 2, 1, 1, 1, 0}, 0},
+      {{any, 128, 128, 2, 128, 2, 1, 1, 1, 0}, 0},
+      {{any, 192, 128, 2, 64, 2, 1, 1, 1, 0}, 0},
+      {{any, 192, 192, 2, 64, 2, 1, 0, 1, 0}, 0},
+      {{any, 256, 256, 2, 64, 2, 1, 0, 1, 0}, 0},
   };
   std::array<Sm90Choice, 2 * std::size(rows)> all = {};
   size_t n = 0;

@@ -26,8 +26,8 @@ inline constexpr Attribute attribute_multiprocessors = 16, attribute_major = 75,
 inline constexpr Attribute function_max_dynamic_shared = 8;
 inline constexpr int capture_relaxed = 2;  // CUstreamCaptureMode
 inline constexpr int pointer_device = 9;   // CUpointer_attribute
-inline constexpr int map_f16 = 6, map_bf16 = 9, map_no_interleave = 0, map_swizzle_128 = 3, map_promote_256 = 3,
-                     map_fill_zeros = 0;
+inline constexpr int map_f16 = 6, map_bf16 = 9, map_u8 = 0, map_no_interleave = 0, map_swizzle_64 = 2,
+                     map_swizzle_128 = 3, map_promote_256 = 3, map_fill_zeros = 0;
 
 struct Driver {
   int version = 0;  // 13000 for CUDA 13.0

@@ -22,8 +22,7 @@ struct Option {
 constexpr Option options[] = {{TESSERA_EXCLUDE_KEYS, "excluded keys"},
                               {TESSERA_DOCUMENTS_Q, "documents"},
                               {TESSERA_SLOPES, "ALiBi slopes"},
-                              {TESSERA_SINKS, "sinks"},
-                              {TESSERA_MAX_SCORE, "max_score"}};
+                              {TESSERA_SINKS, "sinks"}};
 
 }  // namespace
 
@@ -35,14 +34,19 @@ std::string refuse_fast(const Problem& p, const Device& device) {
   const int32_t dtype = core::data_dtype(p);
   if (dtype != TESSERA_BF16 && dtype != TESSERA_F16)
     return fmt::format("its products are bf16 or f16, q is {}", rules::dtype_rows[dtype].text);
-  for (const Option& option : options)
-    if (core::has(p, option.name)) return fmt::format("it has no {}", option.text);
-  if (p.softcap != 0) return "it has no softcap";
-  if (p.dropout != 0) return "it has no dropout";
+  if (core::has(p, TESSERA_MAX_SCORE)) return "it has no max_score";
   if (rules::hulls_have_gaps(core::band_mask(p, 0, 0)))
     return "the window lies off the diagonal; some keys inside a tile may be seen by no row";
   if (std::max(p.len_q, p.len_k) > longest_sequence)
     return fmt::format("a sequence is longer than {}", longest_sequence);
+  return "";
+}
+
+std::string refuse_options(const Problem& p) {
+  for (const Option& option : options)
+    if (core::has(p, option.name)) return fmt::format("it has no {}", option.text);
+  if (p.softcap != 0) return "it has no softcap";
+  if (p.dropout != 0) return "it has no dropout";
   return "";
 }
 
@@ -54,10 +58,13 @@ std::string refuse_forward(const Problem& p, const Device& device) {
     if (core::operand(p, name).dtype != core::data_dtype(p))
       return fmt::format("{} is {}, the kernel reads q's dtype", core::operand_row(name).text,
                          rules::dtype_rows[core::operand(p, name).dtype].text);
-  if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
-  if (p.cache.rotary_dim) return "it rotates nothing";
   if (p.batch_invariant) return "it does not answer every chunk of a sequence, and another kernel has other bits";
   return "";
+}
+
+std::string refuse_cache(const Problem& p) {
+  if (core::is_cache(p) || core::appends(p)) return "k and v are a cache; it reads tensors";
+  return p.cache.rotary_dim ? "it rotates nothing" : "";
 }
 
 std::string refuse_scale(const Problem& p) {

@@ -7,10 +7,13 @@
 
 namespace tessera::cuda {
 
-// Device, dtype, lengths, and options that none of them has.
+// Device, dtype, lengths.
 std::string refuse_fast(const core::Problem& p, const core::Device& device);
-// That, other passes, and caches.
+// What only pairs of a query and a key have, biases and keep masks aside, and sinks.
+std::string refuse_options(const core::Problem& p);
+// That, and other passes.
 std::string refuse_forward(const core::Problem& p, const core::Device& device);
+std::string refuse_cache(const core::Problem& p);
 // Weights are powers of the scaled product.
 std::string refuse_scale(const core::Problem& p);
 std::string refuse_shared(int bytes, const core::Device& device);

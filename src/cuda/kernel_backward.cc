@@ -36,6 +36,7 @@ int64_t key_tiles(const Problem& p, const BackwardSpec& spec) {
 std::string refuse(const Problem& p, const Device& device) {
   if (p.pass != TESSERA_BACKWARD) return "it computes gradients only";
   if (std::string why = refuse_fast(p, device); !why.empty()) return why;
+  if (std::string why = refuse_options(p); !why.empty()) return why;
   const int32_t dtype = core::data_dtype(p);
   if (core::operand(p, TESSERA_DOUT).dtype != dtype)
     return fmt::format("dout is {}, the kernel reads q's dtype",

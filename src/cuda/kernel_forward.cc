@@ -72,6 +72,8 @@ std::string refuse_pairs(const Problem& p) {
 
 std::string refuse(const Problem& p, const Device& device) {
   if (std::string why = refuse_forward(p, device); !why.empty()) return why;
+  if (std::string why = refuse_cache(p); !why.empty()) return why;
+  if (std::string why = refuse_options(p); !why.empty()) return why;
   if (p.dim != p.dim_v || !shipped_for(p, device))
     return fmt::format("dims are {} and {}; it has D = Dv of 64 and 128, and without bias and keep mask 256", p.dim,
                        p.dim_v);

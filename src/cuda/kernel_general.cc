@@ -111,9 +111,7 @@ void fill_forward(Plan& plan, const core::Hints& hints) {
   const int64_t pairs = rows_of_q(p) * p.heads_q;
   if (s.cut.splits > 1) core::add_region(plan, "partials", pairs * s.cut.splits * rules::partial_size(p.dim_v) * 4);
   add_step(plan, s.spec, s.cut, s.cut.items, 32 * s.warps, s.shared_bytes, words_of(s));
-  if (s.cut.splits > 1)
-    add_small_step(plan, Task::combine, p.batch * p.len_q * p.heads_q, rules::most_warps, s.cut,
-                   "the splits of each row, in order");
+  if (s.cut.splits > 1) add_combine_step(plan, s.cut.splits);
 }
 
 void fill_backward(Plan& plan) {
@@ -137,10 +135,7 @@ void fill_backward(Plan& plan) {
 void fill(Plan& plan, const core::Hints& hints) {
   const Problem& p = plan.problem;
   plan.threads = 1;
-  if (core::appends(p))
-    add_small_step(
-        plan, Task::append, p.batch * p.len_new, rules::most_warps, {},
-        p.cache.page_size ? fmt::format("new tokens to pages of {}", p.cache.page_size) : "new tokens to their slots");
+  add_append_step(plan);
   if (p.pass == TESSERA_FORWARD) fill_forward(plan, hints);
   if (p.pass == TESSERA_BACKWARD) fill_backward(plan);
   add_clear_step(plan);
@@ -157,13 +152,24 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
     if (!bound.data[name] || core::elements(core::operand(plan.problem, name)) == 0) name = other;
   const Launcher launcher(plan, bound, name, stream);
   GeneralParams params = general_params(plan, bound);
-  for (const core::Step& step : plan.steps) {
-    static_cast<Cut&>(params) = static_cast<const Own*>(step.launch.cut.get())->cut;
-    launcher.launch(step, &params);
-  }
+  for (const core::Step& step : plan.steps) launch_general(launcher, step, params);
 }
 
 }  // namespace
+
+void add_append_step(Plan& plan) {
+  const Problem& p = plan.problem;
+  if (!core::appends(p)) return;
+  add_small_step(
+      plan, Task::append, p.batch * p.len_new, rules::most_warps, {},
+      p.cache.page_size ? fmt::format("new tokens to pages of {}", p.cache.page_size) : "new tokens to their slots");
+}
+
+void add_combine_step(Plan& plan, int splits) {
+  const Problem& p = plan.problem;
+  add_small_step(plan, Task::combine, p.batch * p.len_q * p.heads_q, rules::most_warps, {.splits = splits},
+                 "the splits of each row, in order");
+}
 
 void add_clear_step(Plan& plan) {
   const Problem& p = plan.problem;
@@ -171,6 +177,11 @@ void add_clear_step(Plan& plan) {
   const int64_t rows = std::max(p.rows_q * p.heads_q, p.rows_k * p.heads_kv);
   add_small_step(plan, Task::clear, rows * std::max(p.dim, p.dim_v), 32 * rules::most_warps, {},
                  "rows past the last sequence");
+}
+
+void launch_general(const Launcher& launcher, const core::Step& step, GeneralParams& params) {
+  static_cast<Cut&>(params) = static_cast<const Own*>(step.launch.cut.get())->cut;
+  launcher.launch(step, &params);
 }
 
 constinit const core::Kernel general = gpu_kernel("cuda.general", refuse, fill, run);

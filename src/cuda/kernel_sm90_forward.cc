@@ -1,5 +1,7 @@
 // Hopper's forward kernel: what it refuses, its tiles, its launch.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <span>
 
 #include "core/error.h"
@@ -21,18 +23,25 @@ using rules::Sm90ForwardSpec;
 
 static_assert(sizeof(rules::Sm90ForwardParams) <= 4096, "a launch's parameters");
 
-constexpr int rows_by_16[] = {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT};
+constexpr int rows_by_16[] = {TESSERA_Q, TESSERA_K, TESSERA_V, TESSERA_OUT, TESSERA_BIAS, TESSERA_KEEP};
 constexpr int64_t most_items = (int64_t{1} << 31) - (1 << 16);  // each block counts one past the last
 
+// Does a pair of a query and a key have more than its product?
+bool has_any_pairs(const Problem& p) {
+  return has_pairs(p) || p.softcap != 0 || p.dropout != 0 || core::has(p, TESSERA_SLOPES) ||
+         core::has(p, TESSERA_EXCLUDE_KEYS) || core::has(p, TESSERA_DOCUMENTS_Q);
+}
+
 // What ships for this dtype and the smallest dims that hold the problem's; it pads rows with zeros. Empty: nothing.
-std::span<const Sm90Choice> choices_for(const Problem& p) {
+std::span<const Sm90Choice> choices_for(const Problem& p, bool parts) {
   const std::span<const Sm90Choice> all = shipped_sm90_forward();
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return {};
   const auto begin = std::find_if(all.begin(), all.end(), [&](const Sm90Choice& c) {
-    return c.spec.dtype == float_of(p) && c.spec.dim >= p.dim && c.spec.dim_v >= p.dim_v;
+    return c.spec.dtype == float_of(p) && c.spec.pairs == has_any_pairs(p) && c.spec.parts == parts &&
+           c.spec.dim >= p.dim && c.spec.dim_v >= p.dim_v;
   });
   const auto end = std::find_if(begin, all.end(), [&](const Sm90Choice& c) {
-    return c.spec.dtype != begin->spec.dtype || c.spec.dim != begin->spec.dim || c.spec.dim_v != begin->spec.dim_v;
+    return c.spec.dim != begin->spec.dim || c.spec.dim_v != begin->spec.dim_v;
   });
   return {begin, end};
 }
@@ -42,9 +51,33 @@ int64_t items_of(const Problem& p, int tile_rows) {
   return p.heads_q * p.batch * rules::ceil_div(p.len_q, tile_rows);
 }
 
+int64_t partial_bytes(const Problem& p, int64_t splits) {
+  const int64_t rows = core::packed_q(p) ? p.rows_q : p.batch * p.len_q;
+  return rows * p.heads_q * splits * rules::partial_size(p.dim_v) * 4;
+}
+// Few rows leave a GPU idle: then an item's keys go to several blocks, and a second step joins their sums.
+int splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spec, const core::Hints& hints) {
+  const int64_t items = items_of(p, rules::tile_rows(spec));
+  if (!spec.parts || items == 0) return 1;
+  const int64_t steps = rules::ceil_div(p.len_k, spec.tile_keys), splits = std::min(device.sms / items, steps);
+  // Joining takes as long as so many steps. (h200, D 128: one head of 1k in 8 splits 21 us, FlashAttention-2 11.)
+  constexpr int64_t least_saved = 12;
+  if (splits < 2 || steps - rules::ceil_div(steps, splits) < least_saved) return 1;
+  const int64_t bytes = 64 + rules::round_up(partial_bytes(p, splits), 64);  // regions are whole lines; "next" is one
+  return hints.has_workspace_limit && bytes > hints.workspace_limit ? 1 : static_cast<int>(splits);
+}
+bool is_paged(const Problem& p) {
+  return p.cache.page_size > 0;
+}
+bool wants_parts(const Problem& p, const Device& device, const core::Hints& hints) {
+  if (is_paged(p)) return true;
+  const std::span<const Sm90Choice> parts = choices_for(p, true);
+  return !parts.empty() && splits_of(p, device, parts.front().spec, hints) > 1;
+}
+
 // By the keys that a row sees; under a hint another that ships, if there is one.
 const Sm90ForwardSpec& spec_for(const Problem& p, const Device& device, const core::Hints& hints) {
-  const std::span<const Sm90Choice> choices = choices_for(p);
+  const std::span<const Sm90Choice> choices = choices_for(p, wants_parts(p, device, hints));
   const double keys = p.len_q > 0 ? core::kept_pairs(p) / static_cast<double>(p.len_q) : 0;
   const auto wished = [&](const Sm90Choice& c) {
     return (!hints.tile_rows || hints.tile_rows == rules::tile_rows(c.spec)) &&
@@ -54,8 +87,11 @@ const Sm90ForwardSpec& spec_for(const Problem& p, const Device& device, const co
     return rules::shared_bytes(c.spec) <= device.shared_per_block &&
            items_of(p, rules::tile_rows(c.spec)) <= most_items;
   };
-  const Sm90Choice& best =
-      *std::find_if(choices.begin(), choices.end(), [&](const Sm90Choice& c) { return keys >= c.least_keys; });
+  // Long tiles must not leave multiprocessors idle.
+  const auto suits = [&](const Sm90Choice& c) {
+    return c.least_keys == 0 || (keys >= c.least_keys && items_of(p, rules::tile_rows(c.spec)) >= 2 * device.sms);
+  };
+  const Sm90Choice& best = *std::find_if(choices.begin(), choices.end(), suits);
   if (wished(best)) return best.spec;
   const auto other =
       std::find_if(choices.begin(), choices.end(), [&](const Sm90Choice& c) { return wished(c) && fits(c); });
@@ -75,19 +111,38 @@ std::string refuse_long(const Problem& p) {
   return "";
 }
 
+// Of caches.
+constexpr int64_t least_queries = 64;
+std::string refuse_keys(const Problem& p) {
+  if (p.cache.rotary_dim) return "it rotates no queries";
+  if (!core::is_cache(p)) return "";
+  if (p.cache.ring) return "the cache is a ring; it reads slots in order";
+  if (core::has(p, TESSERA_DOCUMENTS_K)) return "it reads documents of tensors, not of a cache";
+  if (p.cache.v_in_k) return "v lies in k; it reads both apart";
+  if (p.len_q < least_queries)
+    return fmt::format("{} queries read a cache; a warpgroup has {} rows", p.len_q, least_queries);
+  if (is_paged(p) && p.cache.pages == 0) return "the cache has no pages; there is nothing to make a map of";
+  if (is_paged(p) && core::has(p, TESSERA_LEFT_PAD)) return "keys in pages begin with padding; it copies whole boxes";
+  if (is_paged(p) && has_any_pairs(p)) return "keys lie in pages and pairs have scores of their own; it has not both";
+  return "";
+}
+
 std::string refuse(const Problem& p, const Device& device) {
   if (device.kind == TESSERA_GPU && device.sm_arch != 90)
     return fmt::format("device {} is sm_{}; the kernel's instructions are those of sm_90a alone", device.name,
                        device.sm_arch);
   if (std::string why = refuse_forward(p, device); !why.empty()) return why;
-  if (choices_for(p).empty())
-    return fmt::format("dims are {} and {}; it takes multiples of 8 up to 256", p.dim, p.dim_v);
-  if (has_pairs(p)) return fmt::format("it has no {}", core::has(p, TESSERA_BIAS) ? "bias" : "keep mask");
+  if (std::string why = refuse_keys(p); !why.empty()) return why;
+  if (choices_for(p, is_paged(p)).empty())
+    return is_paged(p) && !choices_for(p, false).empty()
+               ? fmt::format("dims are {} and {}, keys lie in pages; of these it takes up to 192 and 128", p.dim,
+                             p.dim_v)
+               : fmt::format("dims are {} and {}; it takes multiples of 8 up to 256", p.dim, p.dim_v);
   // Its weights are fused multiply-adds.
   if (const int32_t out = core::operand(p, TESSERA_OUT).dtype; out != core::data_dtype(p))
     return fmt::format("out is {}, which would show how its weights are rounded; it writes q's dtype",
                        rules::dtype_rows[out].text);
-  if (std::string why = refuse_scale(p); !why.empty()) return why;
+  if (std::string why = has_any_pairs(p) ? "" : refuse_scale(p); !why.empty()) return why;
   if (std::string why = refuse_long(p); !why.empty()) return why;
   const Sm90ForwardSpec& spec = spec_for(p, device, {});
   if (const int64_t items = items_of(p, rules::tile_rows(spec)); items > most_items)
@@ -96,6 +151,8 @@ std::string refuse(const Problem& p, const Device& device) {
   if (std::string why = refuse_rows(p, rows_by_16); !why.empty()) return why;
   for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V})
     if (std::string why = refuse_map(p, name); !why.empty()) return why;
+  for (const int name : {TESSERA_BIAS, TESSERA_KEEP})
+    if (std::string why = refuse_grid(p, name); !why.empty()) return why;
   return "";
 }
 
@@ -106,48 +163,92 @@ void fill(Plan& plan, const core::Hints& hints) {
   plan.threads = 1;
   plan.tile_rows = rules::tile_rows(spec);
   plan.tile_keys = spec.tile_keys;
+  const int splits = splits_of(p, plan.device, spec, hints);
   core::add_region(plan, "next", sizeof(int));
-  const int64_t items = items_of(p, plan.tile_rows);
+  const int64_t items = items_of(p, plan.tile_rows) * splits;
+  if (splits > 1) core::add_region(plan, "partials", partial_bytes(p, splits));
+  add_append_step(plan);
   core::Step step = {.name = "attend",
                      .text = {},
                      .launch = {.code = &kernel,
                                 .blocks = std::min<int64_t>(items, plan.device.sms),
                                 .threads = kernel.code().threads,
-                                .shared_bytes = kernel.code().shared_bytes}};
+                                .shared_bytes = kernel.code().shared_bytes,
+                                .cut = std::make_shared<int>(splits)}};
   step.text =
       fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take turns at {} items, {} KiB shared",
                   plan.tile_rows, spec.tile_keys, spec.stages, step.launch.blocks, step.launch.threads, items,
                   rules::ceil_div(step.launch.shared_bytes, 1024));
+  if (splits > 1) step.text += fmt::format("; keys in {} splits", splits);
   plan.steps.push_back(std::move(step));
+  if (splits > 1) add_combine_step(plan, splits);
   if (core::packed_q(p) && p.rows_q > 0) add_clear_step(plan);
 }
 
-rules::Sm90ForwardParams params_of(const Plan& plan, const core::Bindings& bound) {
+rules::Sm90PairParams pair_params(const Plan& plan, const core::Bindings& bound) {
+  const Problem& p = plan.problem;
+  const double scale = scale_of(p);
+  return {.bias = grid_map(need_driver(), p, bound, TESSERA_BIAS, plan.tile_keys),
+          .keep = grid_map(need_driver(), p, bound, TESSERA_KEEP, plan.tile_keys),
+          .softcap = static_cast<float>(p.softcap),
+          .scale_to_cap = static_cast<float>(p.softcap != 0 ? scale / p.softcap : 0),
+          .scale = static_cast<float>(scale),
+          .slopes = data_of<const float>(p, bound, TESSERA_SLOPES),
+          .excluded = data_of<const unsigned char>(p, bound, TESSERA_EXCLUDE_KEYS),
+          .documents_q = data_of<const int>(p, bound, TESSERA_DOCUMENTS_Q),
+          .documents_k = data_of<const int>(p, bound, TESSERA_DOCUMENTS_K),
+          .slope_step = steps_of(p, TESSERA_SLOPES),
+          .excluded_step = steps_of(p, TESSERA_EXCLUDE_KEYS),
+          .document_q_step = steps_of(p, TESSERA_DOCUMENTS_Q),
+          .document_k_step = steps_of(p, TESSERA_DOCUMENTS_K),
+          .dropout = rules::make_dropout(p.dropout, bound.seed, bound.offset, 0),
+          .keep_scale = static_cast<float>(1 / (1 - p.dropout)),
+          .drops = p.dropout != 0};
+}
+rules::Sm90ForwardParams params_of(const Plan& plan, const core::Bindings& bound, int splits) {
   const Problem& p = plan.problem;
   const auto map = [&](int name, int rows) { return tensor_map(need_driver(), p, bound, name, rows); };
-  const rules::ForwardParams params = forward_params(plan, bound);
-  return {params,
-          map(TESSERA_Q, 64),
-          map(TESSERA_K, plan.tile_keys),
-          map(TESSERA_V, plan.tile_keys),
-          rules::narrowed(params.band),
-          static_cast<int>(items_of(p, plan.tile_rows)),
-          static_cast<int>(p.dim_v),
-          region_of<int>(plan, bound, "next")};
+  const int rows = is_paged(p) ? static_cast<int>(std::gcd(p.cache.page_size, plan.tile_keys)) : plan.tile_keys;
+  rules::Sm90ForwardParams params = {forward_params(plan, bound),
+                                     map(TESSERA_Q, 64),
+                                     map(TESSERA_K, rows),
+                                     map(TESSERA_V, rows),
+                                     {},
+                                     static_cast<int>(items_of(p, plan.tile_rows)),
+                                     static_cast<int>(p.dim_v),
+                                     region_of<int>(plan, bound, "next"),
+                                     data_of<const float>(p, bound, TESSERA_SINKS),
+                                     steps_of(p, TESSERA_SINKS),
+                                     {},
+                                     cache_params(p, bound),
+                                     fresh_lengths(p, bound),
+                                     rows,
+                                     splits,
+                                     region_of<float>(plan, bound, "partials")};
+  params.items *= params.splits;
+  params.narrow_band = rules::narrowed(params.band);
+  if (has_any_pairs(p)) {
+    params.pairs = pair_params(plan, bound);
+    params.scale = 1;
+    params.scale_log2 = static_cast<float>(M_LOG2E);
+  }
+  return params;
 }
 
 void run(const Plan& plan, const core::Bindings& bound, void* stream) {
   const auto idle = [](const core::Step& step) { return step.launch.blocks == 0; };
   if (std::all_of(plan.steps.begin(), plan.steps.end(), idle)) return;
   check_rows(plan.problem, bound, rows_by_16);
-  const Launcher launcher(plan, bound, TESSERA_Q, stream);
+  // Without a query new tokens still go into the cache.
+  const bool has_q = core::elements(core::operand(plan.problem, TESSERA_Q)) > 0;
+  const Launcher launcher(plan, bound, has_q ? TESSERA_Q : TESSERA_K, stream);
   for (const core::Step& step : plan.steps) {
     if (idle(step)) continue;
-    if (step.name == "clear") {
-      rules::GeneralParams tails = general_params(plan, bound);
-      launcher.launch(step, &tails);
+    if (step.name != "attend") {
+      rules::GeneralParams params = general_params(plan, bound);
+      launch_general(launcher, step, params);
     } else {
-      rules::Sm90ForwardParams params = params_of(plan, bound);
+      rules::Sm90ForwardParams params = params_of(plan, bound, *static_cast<const int*>(step.launch.cut.get()));
       launcher.zero(params.next, 1);
       launcher.launch(step, &params);
     }

@@ -1,6 +1,8 @@
 // The CUDA engine's kernels, each in its own file.
 #pragma once
 #include "core/plan.h"
+#include "cuda/launch.h"
+#include "rules/params.h"
 
 namespace tessera::cuda {
 
@@ -23,7 +25,11 @@ constexpr core::Kernel gpu_kernel(const char* name, decltype(core::Kernel::refus
           .merge = nullptr};
 }
 
-// A last step that clears rows past the last sequence of packed results, with general_params.
+// Steps that other kernels take from the general ones: new tokens go into a cache; splits of each row's keys become one
+// (from `partials` in the workspace); rows past the last sequence of packed results are cleared.
+void add_append_step(core::Plan& plan);
+void add_combine_step(core::Plan& plan, int splits);
 void add_clear_step(core::Plan& plan);
+void launch_general(const Launcher& launcher, const core::Step& step, rules::GeneralParams& params);
 
 }  // namespace tessera::cuda

@@ -37,24 +37,6 @@ struct Filler {
     v.whole_chunks = whole;
     return v;
   }
-  rules::CacheParams cache() const {
-    const Operand& table = core::operand(p, TESSERA_PAGE_TABLE);
-    return {.lens = data_of<const int>(p, bound, TESSERA_CACHE_LENS),
-            .rows = data_of<const int>(p, bound, TESSERA_CACHE_BATCH_IDX),
-            .left_pad = data_of<const int>(p, bound, TESSERA_LEFT_PAD),
-            .table = data_of<const int>(p, bound, TESSERA_PAGE_TABLE),
-            .table_row = table.extent[0] > 1 ? table.stride[0] : 0,
-            .table_step = table.extent[1] > 1 ? table.stride[1] : 0,
-            .lens_step = core::operand(p, TESSERA_CACHE_LENS).extent[0] > 1 ? 1 : 0,
-            .page = static_cast<int>(p.cache.page_size),
-            .pages = static_cast<int>(p.cache.pages),
-            .most_rows = static_cast<int>(core::cache_rows(p)),
-            .slots = static_cast<int>(core::slots_of(p)),
-            .is_cache = core::is_cache(p),
-            .ring = p.cache.ring != 0,
-            .v_in_k = p.cache.v_in_k != 0};
-  }
-
   GeneralParams params() const {
     GeneralParams g = {};
     if (p.pass != TESSERA_APPEND) g.q = view(TESSERA_Q);
@@ -87,9 +69,8 @@ struct Filler {
     g.slopes_by_batch = core::operand(p, TESSERA_DSLOPES).extent[0] != 1;
     g.queries = query_lengths(p, bound);
     g.keys = key_lengths(p, bound);
-    g.fresh = {data_of<const int>(p, bound, TESSERA_CU_SEQLENS_NEW), data_of<const int>(p, bound, TESSERA_SEQUSED_NEW),
-               p.rows_new, static_cast<int>(p.len_new)};
-    g.cache = cache();
+    g.fresh = fresh_lengths(p, bound);
+    g.cache = cache_params(p, bound);
     g.rotary = {view(TESSERA_COS), view(TESSERA_SIN), static_cast<int>(p.cache.rotary_dim / 2),
                 static_cast<int>(core::operand(p, TESSERA_COS).extent[1]), p.cache.rotary_interleaved != 0};
     g.status = data_of<int>(p, bound, TESSERA_STATUS);
@@ -148,6 +129,28 @@ int section_of(const Problem& p) {
 
 rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound) {
   return Filler{plan, bound}.params();
+}
+
+rules::CacheParams cache_params(const Problem& p, const core::Bindings& bound) {
+  const Operand& table = core::operand(p, TESSERA_PAGE_TABLE);
+  return {.lens = data_of<const int>(p, bound, TESSERA_CACHE_LENS),
+          .rows = data_of<const int>(p, bound, TESSERA_CACHE_BATCH_IDX),
+          .left_pad = data_of<const int>(p, bound, TESSERA_LEFT_PAD),
+          .table = data_of<const int>(p, bound, TESSERA_PAGE_TABLE),
+          .table_row = table.extent[0] > 1 ? table.stride[0] : 0,
+          .table_step = table.extent[1] > 1 ? table.stride[1] : 0,
+          .lens_step = core::operand(p, TESSERA_CACHE_LENS).extent[0] > 1 ? 1 : 0,
+          .page = static_cast<int>(p.cache.page_size),
+          .pages = static_cast<int>(p.cache.pages),
+          .most_rows = static_cast<int>(core::cache_rows(p)),
+          .slots = static_cast<int>(core::slots_of(p)),
+          .is_cache = core::is_cache(p),
+          .ring = p.cache.ring != 0,
+          .v_in_k = p.cache.v_in_k != 0};
+}
+rules::DeviceLengths fresh_lengths(const Problem& p, const core::Bindings& bound) {
+  return {data_of<const int>(p, bound, TESSERA_CU_SEQLENS_NEW), data_of<const int>(p, bound, TESSERA_SEQUSED_NEW),
+          p.rows_new, static_cast<int>(p.len_new)};
 }
 
 bool has_pairs(const Problem& p) {

@@ -8,8 +8,10 @@ namespace tessera::cuda {
 
 rules::GeneralParams general_params(const core::Plan& plan, const core::Bindings& bound);  // its Cut is the step's
 rules::ForwardParams forward_params(const core::Plan& plan, const core::Bindings& bound);
-bool has_pairs(const core::Problem& p);         // a bias or a keep mask
-rules::Float float_of(const core::Problem& p);  // of bf16 and f16
+rules::CacheParams cache_params(const core::Problem& p, const core::Bindings& bound);
+rules::DeviceLengths fresh_lengths(const core::Problem& p, const core::Bindings& bound);  // of new tokens
+bool has_pairs(const core::Problem& p);                                                   // a bias or a keep mask
+rules::Float float_of(const core::Problem& p);                                            // of bf16 and f16
 
 rules::Steps steps_of(const core::Problem& p, int name);  // 0 where a dimension has one element
 rules::DeviceLengths query_lengths(const core::Problem& p, const core::Bindings& bound);

@@ -42,4 +42,23 @@ TESSERA_DEVICE Rows rows_of(const rules::DeviceLengths& lengths, int batch) {
   return r;
 }
 
+// Where a cache has a sequence's keys: rows [first, first + used) of a plane, or pages that a table names.
+struct CachedKeys {
+  Rows rows;  // first: key 0's slot, where slots are not paged
+  const int* table;
+  int unsound;  // bits of the status word
+};
+TESSERA_DEVICE CachedKeys cached_keys(const rules::CacheParams& c, const rules::DeviceLengths& keys, int fresh,
+                                      int batch) {
+  const int filled = c.lens ? c.lens[batch * c.lens_step] : keys.used ? keys.used[batch] : keys.longest;
+  const int pad = c.left_pad ? c.left_pad[batch] : 0, row = c.rows ? c.rows[batch] : batch;
+  const Index used = Index{filled} - pad + fresh;
+  CachedKeys k = {{row, pad, static_cast<int>(used), keys.longest, true}, nullptr, 0};
+  if (c.table) k.table = c.table + row * c.table_row;
+  if (pad < 0 || filled < pad || used > keys.longest) k.unsound |= rules::unsound_length;
+  if (row < 0 || row >= c.most_rows) k.unsound |= rules::unsound_page;
+  if (!c.ring && Index{filled} + fresh > c.slots) k.unsound |= rules::unsound_capacity;
+  return k;
+}
+
 }  // namespace tessera::device

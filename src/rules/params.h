@@ -21,6 +21,12 @@ struct DeviceLengths {
 inline constexpr int unsound_length = 1, unsound_capacity = 2, unsound_page = 4, unsound_position = 8,
                      unsound_target = 16;
 
+// What a partial result of a row is in the workspace: columns of out, not yet divided, then the row's largest score and
+// its sum of weights.
+TESSERA_RULE Index partial_size(Index dim_v) {
+  return dim_v + 2;
+}
+
 enum class Corner : int { fixed, bottom_right, per_sequence };
 
 struct ForwardParams {
@@ -48,16 +54,51 @@ struct ForwardParams {
   bool keep_in_words;  // two bytes of keep lie at an even address, everywhere
 };
 
+struct CacheParams {  // tessera_cache and its lists; `is_cache` says whether k and v are one
+  const int *lens, *rows, *left_pad, *table;
+  Index table_row, table_step;
+  int lens_step;
+  int page, pages;  // page 0: not paged
+  int most_rows, slots;
+  bool is_cache, ring, v_in_k;
+};
+
 struct alignas(64) TensorMap {  // CUtensorMap: an operand as the copy engine sees it
   unsigned long long word[16];
 };
-// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. q, k, v, their steps and the
-// wide band are not read.
+struct GridMap {  // bias or keep: a box has keys of at most 128 bytes, of 64 queries or of the one that there is
+  TensorMap map;  // (key, query, head, batch)
+  int query, head, batch;  // 1, or 0 where it repeats
+  int bytes;               // of 64 queries' share of a tile; 0: absent
+};
+// What pairs of a query and a key have, each if given.
+struct Sm90PairParams {
+  GridMap bias, keep;
+  float softcap, scale_to_cap;  // scale / softcap
+  float scale;                  // without softcap
+  const float* slopes;
+  const unsigned char* excluded;
+  const int *documents_q, *documents_k;
+  Steps slope_step, excluded_step, document_q_step, document_k_step;
+  Dropout dropout;   // plane is filled by the kernel
+  float keep_scale;  // 1 / (1 - p), 1 without dropout
+  bool drops;
+};
+// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. q, k, v, their steps, bias,
+// keep and the wide band are not read. With `pairs` scale is 1.
 struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
   NarrowBand narrow_band;
   int items, dim_v;
-  int* next;  // how many items were taken, 0 before the launch: whoever is free takes the next
+  int* next;           // how many items were taken, 0 before the launch: whoever is free takes the next
+  const float* sinks;  // of each head; may be absent
+  Steps sink_step;
+  Sm90PairParams pairs;
+  CacheParams cache;    // with pages a box of k and v has page_rows, which both a page and a tile are multiples of
+  DeviceLengths fresh;  // of new tokens, which the cache holds already
+  int page_rows;
+  int splits;       // of an item's keys; above 1 its sums go to
+  float* partials;  // (planes of q, heads, rows, splits) x partial_size
 };
 
 struct BackwardParams {
@@ -95,25 +136,11 @@ struct View {  // of an operand of any strides
   }
 };
 
-struct CacheParams {  // tessera_cache and its lists; `is_cache` says whether k and v are one
-  const int *lens, *rows, *left_pad, *table;
-  Index table_row, table_step;
-  int lens_step;
-  int page, pages;  // page 0: not paged
-  int most_rows, slots;
-  bool is_cache, ring, v_in_k;
-};
 struct RotaryParams {
   View cos, sin;
   int pairs, positions;
   bool interleaved;
 };
-
-// What a partial result of a row is in the workspace: columns of out, not yet divided, then the row's largest score and
-// its sum of weights.
-TESSERA_RULE Index partial_size(Index dim_v) {
-  return dim_v + 2;
-}
 
 struct Cut {  // of one task into blocks
   // `pack` query heads share a tile of rows: row r is query r / pack of head first + r % pack.

@@ -66,12 +66,14 @@ struct Sm90ForwardSpec {
   int stages;     // tiles of K, and as many of V, in shared memory
   int q_stages;   // and tiles of q: 2, and the next item's is there before this one's ends
   int turns;      // 1: groups take turns at the tensor cores
+  int pairs;      // 1: whatever pairs have: softcap, slopes, bias, keep, excluded keys, documents, dropout
+  int parts;      // 1: k and v may lie in pages, and an item's keys may be split among blocks
 
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 template <class F>
 TESSERA_RULE void visit_fields(Sm90ForwardSpec& spec, F&& f) {
-  auto& [dtype, dim, dim_v, groups, tile_keys, stages, q_stages, turns] = spec;
+  auto& [dtype, dim, dim_v, groups, tile_keys, stages, q_stages, turns, pairs, parts] = spec;
   f("dtype", dtype);
   f("dim", dim);
   f("dim_v", dim_v);
@@ -80,6 +82,8 @@ TESSERA_RULE void visit_fields(Sm90ForwardSpec& spec, F&& f) {
   f("stages", stages);
   f("q_stages", q_stages);
   f("turns", turns);
+  f("pairs", pairs);
+  f("parts", parts);
 }
 TESSERA_RULE int threads(const Sm90ForwardSpec& s) {
   return 128 * (s.groups + 1);
@@ -90,9 +94,16 @@ TESSERA_RULE int tile_rows(const Sm90ForwardSpec& s) {
 TESSERA_RULE int slabs_of(int dim) {  // of 64 columns, 128 bytes a row, as the copy engine writes them
   return (dim + 63) / 64;
 }
-TESSERA_RULE int shared_bytes(const Sm90ForwardSpec& s) {  // q, k, v; jobs and barriers
+TESSERA_RULE int pair_bytes(const Sm90ForwardSpec& s) {  // a tile of bias, two bytes a pair, and of keep, one
+  return s.pairs ? 3 * tile_rows(s) * s.tile_keys : 0;
+}
+inline constexpr int page_slots = 4;  // tiles whose pages are known
+TESSERA_RULE int page_bytes(const Sm90ForwardSpec& s) {
+  return s.parts ? page_slots * 4 * s.tile_keys : 0;
+}
+TESSERA_RULE int shared_bytes(const Sm90ForwardSpec& s) {  // q, k, v; pairs; pages; jobs and barriers
   const int q = 128 * slabs_of(s.dim) * tile_rows(s), k = 128 * slabs_of(s.dim) * s.tile_keys;
-  return s.q_stages * q + s.stages * (k + 128 * slabs_of(s.dim_v) * s.tile_keys) + 1024;
+  return s.q_stages * q + s.stages * (k + 128 * slabs_of(s.dim_v) * s.tile_keys) + pair_bytes(s) + page_bytes(s) + 1024;
 }
 TESSERA_RULE bool has_products(int columns) {  // of a warpgroup, in device/ptx/sm90.h; a row is a line more
   return columns == 64 || columns == 80 || columns == 96 || columns == 128 || columns == 192 || columns == 256;
@@ -100,7 +111,9 @@ TESSERA_RULE bool has_products(int columns) {  // of a warpgroup, in device/ptx/
 TESSERA_RULE bool legal(const Sm90ForwardSpec& s) {
   return s.dim >= 16 && s.dim <= 256 && s.dim % 16 == 0 && has_products(s.dim_v) && has_products(s.tile_keys) &&
          (s.groups == 2 || s.groups == 3) && s.stages >= 1 && s.stages <= 8 && (s.q_stages == 1 || s.q_stages == 2) &&
-         (s.turns == 0 || (s.turns == 1 && s.groups == 2));
+         (s.turns == 0 || (s.turns == 1 && s.groups == 2)) &&
+         (s.pairs == 0 || (s.pairs == 1 && s.groups == 2 && (s.tile_keys == 64 || s.tile_keys == 128))) &&
+         (s.parts == 0 || s.parts == 1);
 }
 
 // The portable backward kernel, and what goes before and after it.

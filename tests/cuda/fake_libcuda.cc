@@ -339,7 +339,8 @@ Result cuTensorMapEncodeTiled(tessera::rules::TensorMap* map, int dtype, uint32_
   if (rank != most_rank || reinterpret_cast<uintptr_t>(map) % 64 || reinterpret_cast<uintptr_t>(address) % 16 ||
       !is(extents, most_rank, [](uint64_t n) { return n > 0 && n <= uint64_t{1} << 32; }) ||
       !is(strides, most_rank - 1, [](uint64_t n) { return n > 0 && n % 16 == 0 && n < uint64_t{1} << 40; }) ||
-      !is(box, most_rank, [](uint32_t n) { return n > 0 && n <= 256; }) || box[0] * 2 > 128 ||
+      !is(box, most_rank, [](uint32_t n) { return n > 0 && n <= 256; }) ||
+      box[0] * (dtype == map_u8 ? 1 : 2) > (swizzle == map_swizzle_64 ? 64u : 128u) ||
       !is(steps, most_rank, [](uint32_t n) { return n == 1; }))
     return invalid_value;
   FakeMap made = {.dtype = dtype,

@@ -35,6 +35,14 @@ TEST(Sm90Plan, WhatTheKernelHas) {
         "forward bf16 d64 varlen=q[3,5] k9 b2 seqused=k[1,2] status",
         "forward bf16 d64 scale=0.5 deterministic allow_tf32", "forward bf16 b0 d64", "forward bf16 q0 d64",
         "forward bf16 k0 d64", "forward bf16 q134217728 k134217728 d64", "forward bf16 b67108864 q1 k1 d64",
+        "forward bf16 b2 h6/2 q5 k8 d64 bias=b,h,q,k", "forward f16 q5 k7 d64 bias=1,1,1,k scale=-2",
+        "forward bf16 b2 q5 k16 d96 mask=keep(b,1,q,k)&causal bias=1,1,q,k", "forward bf16 q5 k7 d64 mask=exclude_keys",
+        "forward bf16 d128 varlen=q[3,5]k[4,2] mask=documents", "forward bf16 b2 h4/2 q5 k7 d72 alibi=b,h softcap=5",
+        "forward bf16 d256 dropout=0.5 sink", "forward bf16 d64 sink", "forward bf16 d64 softcap=5 scale=0",
+        "forward bf16 b2 q5 k8 d64 bias=b,1,q,k strides=bias[0,40,8,1]", "decode bf16 b2 q64 k100 d64",
+        "decode bf16 b2 q64 k100 n5 d64 append left_pad cache_batch_idx cache_rows=3 softcap=5",
+        "decode bf16 b2 q64 k100 n5 d128 append page=7 mask=causal sink", "decode bf16 q64 k100 d192/128 page=16",
+        "decode bf16 b2 k100 d64 varlen=q[3,70] page=16",
         // Strides that cannot matter are not read; the longest that can.
         "forward bf16 b1 h1 q4 k4 d64 strides=q[3,64,3,1]", "forward bf16 h2 q4 k4 d64 strides=k[1,64,512,1]",
         "forward bf16 b2 q4 k4 d64 strides=q[549755813880,64,64,1]"}) {
@@ -52,20 +60,35 @@ TEST(Sm90Plan, WhatTheKernelLacks) {
       {"append bf16 k8 n2 d64", "an append has no products"},
       {"forward f32 d64", "its products are bf16 or f16, q is f32"},
       {"decode bf16 k8 d64 kv=e4m3:tensor", "k is e4m3, the kernel reads q's dtype"},
-      {"decode bf16 k8 d64", "k and v are a cache; it reads tensors"},
-      {"decode bf16 k8 d64 append", "k and v are a cache; it reads tensors"},
+      {"decode bf16 q63 k100 d64", "63 queries read a cache; a warpgroup has 64 rows"},
+      {"decode bf16 q1 k100 d64 append page=16", "1 queries read a cache; a warpgroup has 64 rows"},
+      {"decode bf16 q64 k100 d64 ring slots=128 mask=window(30,0)", "the cache is a ring; it reads slots in order"},
+      {"decode bf16 q64 k100 d64 mask=documents", "it reads documents of tensors, not of a cache"},
+      {"decode bf16 q64 k100 d128/64 v_in_k", "v lies in k; it reads both apart"},
+      {"decode bf16 q64 k100 d64 append rotary=32", "it rotates no queries"},
+      {"decode bf16 q64 k100 d64 page=16 left_pad", "keys in pages begin with padding; it copies whole boxes"},
+      {"decode bf16 q64 k100 d64 page=16 softcap=5", "keys lie in pages and pairs have scores of their own"},
+      {"decode bf16 q64 k100 d256 page=16",
+       "dims are 256 and 256, keys lie in pages; of these it takes up to 192 and 128"},
+      {"decode bf16 q64 k100 d100 page=16", "dims are 100 and 100; it takes multiples of 8 up to 256"},
       {"forward bf16 d64 batch_invariant", "it does not answer every chunk of a sequence"},
       {"forward bf16 d100", "dims are 100 and 100; it takes multiples of 8 up to 256"},
       {"forward bf16 d64/4", "dims are 64 and 4; it takes multiples of 8 up to 256"},
       {"forward bf16 d264/64", "dims are 264 and 64; it takes multiples of 8 up to 256"},
       {"forward bf16 d64/512", "dims are 64 and 512; it takes multiples of 8 up to 256"},
-      {"forward bf16 q4 k4 d64 bias=1,1,q,k", "it has no bias"},
-      {"forward bf16 q4 k4 d64 mask=keep", "it has no keep mask"},
+      {"forward bf16 q4 k8 d64 bias=1,1,q,k:f16", "bias is f16, it reads q's dtype"},
+      {"forward bf16 q4 k4 d64 bias=1,1,q,k:f32", "bias is f32, it reads q's dtype"},
+      {"forward bf16 q4 k7 d64 bias=1,1,q,k", "bias.stride[2] is 7; the kernel needs rows at multiples of 16 bytes"},
+      {"forward bf16 q4 k8 d64 mask=keep", "keep.stride[2] is 8; the kernel needs rows at multiples of 16 bytes"},
+      {"forward bf16 q4 k8 d64 bias=1,1,q,k strides=bias[64,64,16,2]", "bias has stride 2 along its dim"},
+      {"forward bf16 q4 k8 d64 bias=1,1,1,1", "bias has 1 keys of stride 1; it reads all keys one after the other"},
+      {"forward bf16 q4 k8 d64 mask=keep(1,1,1,1)",
+       "keep has 1 keys of stride 1; it reads all keys one after the other"},
+      {"forward bf16 b2 q4 k8 d64 bias=b,1,q,k strides=bias[549755813888,32,8,1]",
+       "bias.stride[0] is 549755813888; the copy engine steps less than 2^40 bytes"},
       {"forward bf16 q4 k4 d64 out=f32",
        "out is f32, which would show how its weights are rounded; it writes q's dtype"},
-      {"forward bf16 q4 k4 d64 softcap=5", "it has no softcap"},
-      {"forward bf16 q4 k4 d64 dropout=0.5", "it has no dropout"},
-      {"forward bf16 q4 k4 d64 sink", "it has no sinks"},
+      {"forward bf16 q4 k4 d64 max", "it has no max_score"},
       {"forward bf16 q4 k4 d64 mask=window(-1,3)", "the window lies off the diagonal"},
       {"forward bf16 q4 k4 d64 scale=0", "scale is 0; it must be above 0"},
       {"forward bf16 q4 k4 d64 scale=-0.5", "scale is -0.5; it must be above 0"},
@@ -99,6 +122,13 @@ TEST(Sm90Plan, ExtentsThatTheCopyEngineDoesNotCount) {
   EXPECT_EQ(refuse_map(p, TESSERA_Q), "");
   p.operand[TESSERA_Q].extent[1] = int64_t{1} << 31;
   EXPECT_EQ(refuse_map(p, TESSERA_Q), "q.extent[1] is 2147483648; the copy engine counts to 2147483647");
+}
+
+TEST(Sm90Plan, ACacheWithoutPages) {
+  core::Problem p = core::parse("decode bf16 q64 k100 d64 page=16").problem;
+  p.cache.pages = p.operand[TESSERA_K].extent[0] = p.operand[TESSERA_V].extent[0] = 0;
+  core::expect_says(refusal([&] { core::choose(kernels(), p, core::find_device("h200"), sm90); }), TESSERA_UNSUPPORTED,
+                    "\n  cuda.sm90: the cache has no pages");
 }
 
 // How many items were taken is counted in the workspace; who has none is served by the next kernel.
@@ -145,8 +175,11 @@ TEST(Sm90Plan, GridsByHand) {
     size_t steps = 1;
   } rows[] = {
       {"forward bf16 q1 k1 d64", 1, 384, 128, 128},
-      {"forward f16 b2 h4/2 q193 k2000 d64", 2 * 4 * 2, 512, 192, 128},
+      {"forward f16 b2 h80/2 q193 k2000 d64", 132, 512, 192, 128},
       {"forward f16 b2 h4/2 q129 k300 d128", 2 * 4 * 2, 384, 128, 128},
+      {"forward f16 b2 h4/2 q129 k300 d128 softcap=5", 2 * 4 * 2, 384, 128, 128},
+      {"forward f16 b2 h4/2 q129 k300 d192 softcap=5", 2 * 4 * 2, 384, 128, 64},
+      {"decode f16 b2 h4/2 q129 k128 d128 page=16", 2 * 4 * 2, 384, 128, 128},
       {"forward bf16 b2 h4/2 q129 k300 d256", 2 * 4 * 2, 384, 128, 80},
       {"forward bf16 b4 h32/8 q4096 k4096 d128", 132, 384, 128, 128},
       {"forward bf16 h2 d128 varlen=q[100,200,0]k[1,1,1]", 3 * 2 * 2, 384, 128, 128, 2},
@@ -166,6 +199,63 @@ TEST(Sm90Plan, GridsByHand) {
     EXPECT_TRUE(steps == 1 || plan.steps[1].launch.blocks > 0) << line;
     EXPECT_EQ(plan.tile_rows, tile_rows) << line;
     EXPECT_EQ(plan.tile_keys, tile_keys) << line;
+  }
+}
+
+// Of 132 multiprocessors each item has its share, of at most its tiles of keys, if that saves it twelve of them. Sums
+// of a row and head: columns of out, and two.
+TEST(Sm90Plan, SplitsByHand) {
+  constexpr struct {
+    const char* line;
+    int64_t blocks, splits, partials;
+    const char* last = "combine";
+  } rows[] = {
+      {"forward bf16 q1024 k2048 d128", 8 * 16, 16, 1024 * 16 * 130 * 4},
+      {"forward bf16 q1024 k1664 d128", 8 * 13, 13, 1024 * 13 * 130 * 4},
+      {"forward bf16 q128 k100000 d64", 132, 132, 128 * 132 * 66 * 4},
+      {"forward f16 b2 h4/2 q129 k2000 d128", 16 * 8, 8, 2 * 4 * 129 * 8 * 130 * 4},
+      {"forward f16 h2 q129 k2000 d136/8", 4 * 16, 16, 2 * 129 * 16 * 10 * 4},
+      {"forward bf16 h2 d128 varlen=q[100,200]k[2000,1] rows=q400", 8 * 16, 16, 2 * 400 * 16 * 130 * 4, "clear"},
+      {"decode bf16 q64 k2000 d64 page=16", 16, 16, 64 * 16 * 66 * 4},
+      {"forward bf16 h66 q128 k3072 d64", 132, 2, 66 * 128 * 2 * 66 * 4},
+      // They would save eleven or seven tiles; there are too many items; no such kernel.
+      {"forward bf16 q1024 k1536 d128", 8, 1, 0, "attend"},
+      {"forward bf16 h66 q128 k2944 d64", 66, 1, 0, "attend"},
+      {"forward bf16 q1024 k1024 d128", 8, 1, 0, "attend"},
+      {"forward bf16 h67 q128 k3072 d64", 67, 1, 0, "attend"},
+      {"forward bf16 q1024 k2048 d256", 8, 1, 0, "attend"},
+      {"forward bf16 q1024 k2048 d128 alibi", 8, 1, 0, "attend"},
+  };
+  for (const auto& [line, blocks, splits, partials, last] : rows) {
+    const Plan plan = plan_of(line, "h200", sm90);
+    EXPECT_EQ(plan.steps[0].launch.blocks, blocks) << line;
+    EXPECT_EQ(*static_cast<const int*>(plan.steps[0].launch.cut.get()), splits) << line;
+    EXPECT_EQ(plan.steps.back().name, last) << line;
+    ASSERT_EQ(plan.regions.size(), splits > 1 ? 2u : 1u) << line;
+    if (splits > 1) {
+      EXPECT_EQ(plan.regions[1].name, "partials") << line;
+      EXPECT_EQ(plan.regions[1].bytes, partials) << line;
+    }
+  }
+  const std::string text = core::to_text(plan_of(rows[0].line));
+  EXPECT_NE(text.find("128 blocks of 384 threads take turns at 128 items, 195 KiB shared; keys in 16 splits"),
+            std::string::npos)
+      << text;
+}
+
+TEST(Sm90Plan, NoSplitsWhereTheirSumsHaveNoRoom) {
+  const auto plan = [](int64_t limit) {
+    Hints hints = sm90;
+    hints.has_workspace_limit = 1;
+    hints.workspace_limit = limit;
+    return plan_of("forward bf16 q1024 k2048 d128", "h200", hints);
+  };
+  constexpr int64_t needed = 64 + 1024 * 16 * 130 * 4;
+  EXPECT_EQ(plan(needed).workspace_bytes, needed);
+  EXPECT_EQ(plan(needed).steps.size(), 2u);
+  for (const int64_t limit : {needed - 1, int64_t{64}}) {
+    EXPECT_EQ(plan(limit).workspace_bytes, 64) << limit;
+    EXPECT_EQ(plan(limit).steps.size(), 1u) << limit;
   }
 }
 
@@ -191,6 +281,8 @@ TEST(Sm90Plan, KernelsByDims) {
       {"forward f16 d192", "dtype=f16 dim=192 dim_v=192"},
       {"forward bf16 d8/200", "dtype=bf16 dim=256 dim_v=256"},
       {"forward f16 d256/8", "dtype=f16 dim=256 dim_v=256"},
+      {"forward f16 d72 softcap=5", "dtype=f16 dim=96 dim_v=96"},
+      {"decode bf16 q64 k100 d72 page=16", "dtype=bf16 dim=128 dim_v=128"},
   };
   for (const auto& row : rows)
     EXPECT_TRUE(code_of(plan_of(row.line, "h200", sm90)).starts_with(fmt::format("sm90_forward {} ", row.code)))
@@ -204,17 +296,20 @@ TEST(Sm90Plan, KernelsByKeys) {
     return std::pair(plan.tile_rows, plan.tile_keys);
   };
   const std::pair narrow_64(128, 128), wide_64(192, 128), narrow_128(128, 128), wide_128(192, 80);
-  EXPECT_EQ(tiles("forward bf16 q1 k1023 d64"), narrow_64);
-  EXPECT_EQ(tiles("forward bf16 q1 k1024 d64"), wide_64);
-  EXPECT_EQ(tiles("forward f16 q5000 k1024 d40"), wide_64);
-  EXPECT_EQ(tiles("forward bf16 q2046 k2046 d64 mask=causal"), narrow_64);  // 1023.5
-  EXPECT_EQ(tiles("forward bf16 q2047 k2047 d64 mask=causal"), wide_64);
-  EXPECT_EQ(tiles("forward bf16 q9000 k9000 d64 mask=window(1000,0)"), narrow_64);
-  EXPECT_EQ(tiles("forward bf16 q1 k6143 d128"), narrow_128);
-  EXPECT_EQ(tiles("forward bf16 q1 k6144 d128"), wide_128);
-  EXPECT_EQ(tiles("forward bf16 q8192 k8192 d128 mask=causal"), narrow_128);
-  EXPECT_EQ(tiles("forward bf16 q16384 k16384 d128 mask=causal"), wide_128);
-  EXPECT_EQ(tiles("forward bf16 d128 varlen=q[100,7000]k[100,7000]"), wide_128);  // the longest of them
+  EXPECT_EQ(tiles("forward bf16 b300 q1 k1023 d64"), narrow_64);
+  EXPECT_EQ(tiles("forward bf16 b300 q1 k1024 d64"), wide_64);
+  EXPECT_EQ(tiles("forward f16 b300 q5000 k1024 d40"), wide_64);
+  EXPECT_EQ(tiles("forward bf16 b300 q2046 k2046 d64 mask=causal"), narrow_64);  // 1023.5
+  EXPECT_EQ(tiles("forward bf16 b300 q2047 k2047 d64 mask=causal"), wide_64);
+  EXPECT_EQ(tiles("forward bf16 b300 q9000 k9000 d64 mask=window(1000,0)"), narrow_64);
+  EXPECT_EQ(tiles("forward bf16 b300 q1 k6143 d128"), narrow_128);
+  EXPECT_EQ(tiles("forward bf16 b300 q1 k6144 d128"), wide_128);
+  EXPECT_EQ(tiles("forward bf16 b300 q8192 k8192 d128 mask=causal"), narrow_128);
+  EXPECT_EQ(tiles("forward bf16 b300 q16384 k16384 d128 mask=causal"), wide_128);
+  EXPECT_EQ(tiles("forward bf16 h4 d128 varlen=q[100,7000]k[100,7000]"), wide_128);  // the longest of them
+  // Two items for each of 132 multiprocessors, or the shorter tile.
+  EXPECT_EQ(tiles("forward bf16 b263 q1 k1024 d64"), narrow_64);
+  EXPECT_EQ(tiles("forward bf16 b264 q1 k1024 d64"), wide_64);
 }
 
 TEST(Sm90Plan, HintsChooseOfWhatShips) {
@@ -225,8 +320,8 @@ TEST(Sm90Plan, HintsChooseOfWhatShips) {
     const Plan plan = plan_of(line, device, hints);
     return std::pair(plan.tile_rows, plan.tile_keys);
   };
-  const char *const d64 = "forward bf16 q300 k300 d64", *const d128 = "forward bf16 q300 k300 d128",
-                    *const long_64 = "forward bf16 q300 k3000 d64";
+  const char *const d64 = "forward bf16 b200 q300 k300 d64", *const d128 = "forward bf16 b200 q300 k300 d128",
+                    *const long_64 = "forward bf16 b200 q300 k3000 d64";
   EXPECT_EQ(tiles(d64, 192, 0), std::pair(192, 128));
   EXPECT_EQ(tiles(d64, 192, 128), std::pair(192, 128));
   EXPECT_EQ(tiles(d64, 0, 128), std::pair(128, 128));  // both have them, and this one is for few keys
@@ -353,11 +448,195 @@ TEST(Sm90Launch, MapsOfLayouts) {
     expect_map(p.v_map, half.bindings.data[TESSERA_V], {64, 5, 1, 1}, {128, 128, 128}, 128, map_f16);
 
     // The operands' own dims: what the kernel has more is out of bounds, and zeros. 192 x 80 tiles.
-    const Case odd("forward bf16 h2/1 q2 k7000 d120/104");
+    const Case odd("forward bf16 b56 h5/1 q2 k7000 d120/104");
     const rules::Sm90ForwardParams o = odd.launch().sm90;
-    expect_map(o.q_map, odd.bindings.data[TESSERA_Q], {120, 2, 2, 1}, {480, 240, 240}, 64);
-    expect_map(o.k_map, odd.bindings.data[TESSERA_K], {120, 7000, 1, 1}, {240, 240, 240}, 80);
-    expect_map(o.v_map, odd.bindings.data[TESSERA_V], {104, 7000, 1, 1}, {208, 208, 208}, 80);
+    expect_map(o.q_map, odd.bindings.data[TESSERA_Q], {120, 2, 5, 56}, {1200, 240, 2400}, 64);
+    expect_map(o.k_map, odd.bindings.data[TESSERA_K], {120, 7000, 1, 56}, {240, 240, 1680000}, 80);
+    expect_map(o.v_map, odd.bindings.data[TESSERA_V], {104, 7000, 1, 56}, {208, 208, 1456000}, 80);
+  });
+}
+
+// (key, query, head, batch), of which one that repeats has one element and is never stepped along.
+TEST(Sm90Launch, MapsOfBiasesAndKeepMasks) {
+  const struct {
+    const char* line;
+    int name;
+    std::array<uint64_t, 4> extents;
+    std::array<uint64_t, 3> strides;
+    std::array<uint32_t, 4> box;
+    int type, swizzle;
+    std::array<int, 3> steps;  // query, head, batch
+    int bytes;
+  } rows[] = {
+      {"forward bf16 b2 h3 q100 k264 d64 bias=b,h,q,k",
+       TESSERA_BIAS,
+       {264, 100, 3, 2},
+       {528, 52800, 158400},
+       {64, 64, 1, 1},
+       map_bf16,
+       map_swizzle_128,
+       {1, 1, 1},
+       64 * 128 * 2},
+      {"forward f16 b2 h3 q100 k7 d64 bias=1,1,1,k",
+       TESSERA_BIAS,
+       {7, 1, 1, 1},
+       {16, 16, 16},
+       {64, 1, 1, 1},
+       map_f16,
+       map_swizzle_128,
+       {0, 0, 0},
+       128 * 2},
+      {"forward bf16 b2 h3 q5 k8 d256 bias=b,h,q,k strides=bias[0,40,8,1]",
+       TESSERA_BIAS,
+       {8, 5, 3, 1},
+       {16, 80, 16},
+       {64, 64, 1, 1},
+       map_bf16,
+       map_swizzle_128,
+       {1, 1, 0},
+       64 * 64 * 2},
+      {"forward bf16 b2 h3 q100 k272 d64 mask=keep(b,1,q,k)",
+       TESSERA_KEEP,
+       {272, 100, 1, 2},
+       {272, 272, 27200},
+       {128, 64, 1, 1},
+       map_u8,
+       map_swizzle_128,
+       {1, 0, 1},
+       64 * 128},
+      {"forward bf16 b2 h3 q100 k272 d256 mask=keep(1,h,q,k)",
+       TESSERA_KEEP,
+       {272, 100, 3, 1},
+       {272, 27200, 272},
+       {64, 64, 1, 1},
+       map_u8,
+       map_swizzle_64,
+       {1, 1, 0},
+       64 * 64},
+  };
+  with_driver([&] {
+    for (const auto& row : rows) {
+      const Case c(row.line);
+      const rules::Sm90PairParams p = c.launch().sm90.pairs;
+      const rules::GridMap &grid = row.name == TESSERA_BIAS ? p.bias : p.keep,
+                           &other = row.name == TESSERA_BIAS ? p.keep : p.bias;
+      FakeMap made;
+      ASSERT_TRUE(fake_map(grid.map, &made)) << row.line;
+      EXPECT_EQ(made.address, c.bindings.data[row.name]) << row.line;
+      EXPECT_EQ(made.dtype, row.type) << row.line;
+      EXPECT_EQ(std::to_array(made.extents), row.extents) << row.line;
+      EXPECT_EQ(std::to_array(made.strides), row.strides) << row.line;
+      EXPECT_EQ(std::to_array(made.box), row.box) << row.line;
+      EXPECT_EQ(made.swizzle, row.swizzle) << row.line;
+      EXPECT_EQ((std::array{grid.query, grid.head, grid.batch}), row.steps) << row.line;
+      EXPECT_EQ(grid.bytes, row.bytes) << row.line;
+      EXPECT_TRUE(is_zeros(other.map)) << row.line;
+      EXPECT_EQ(other.bytes, 0) << row.line;
+    }
+  });
+}
+
+TEST(Sm90Launch, WhatPairsHave) {
+  with_driver([] {
+    const auto params = [](const Case& c) { return c.launch().sm90; };
+    const rules::Sm90ForwardParams plain = params(Case("forward bf16 d64"));
+    EXPECT_FLOAT_EQ(plain.scale, 0.125f);
+    EXPECT_EQ(plain.pairs.slopes, nullptr);
+    EXPECT_EQ(plain.sinks, nullptr);
+
+    const Case sink("forward bf16 h2 d64 sink");
+    EXPECT_EQ(params(sink).sinks, sink.bindings.data[TESSERA_SINKS]);
+    EXPECT_EQ(params(sink).sink_step.head, 1);
+    EXPECT_FLOAT_EQ(params(sink).scale, 0.125f);
+
+    const rules::Sm90ForwardParams capped = params(Case("forward bf16 d64 softcap=5 scale=-2"));
+    EXPECT_EQ(capped.scale, 1);
+    EXPECT_FLOAT_EQ(capped.scale_log2, static_cast<float>(M_LOG2E));
+    EXPECT_EQ(capped.pairs.softcap, 5);
+    EXPECT_FLOAT_EQ(capped.pairs.scale_to_cap, -0.4f);
+    EXPECT_FALSE(capped.pairs.drops);
+    EXPECT_EQ(capped.pairs.keep_scale, 1);
+
+    const Case masked("forward bf16 b2 h2 q5 k7 d64 alibi=b,h mask=exclude_keys&documents");
+    const rules::Sm90PairParams m = params(masked).pairs;
+    EXPECT_EQ(m.scale, 0.125f);
+    EXPECT_EQ(m.softcap, 0);
+    EXPECT_EQ(m.scale_to_cap, 0);
+    EXPECT_EQ(m.slopes, masked.bindings.data[TESSERA_SLOPES]);
+    EXPECT_EQ(m.excluded, masked.bindings.data[TESSERA_EXCLUDE_KEYS]);
+    EXPECT_EQ(m.documents_q, masked.bindings.data[TESSERA_DOCUMENTS_Q]);
+    EXPECT_EQ(m.documents_k, masked.bindings.data[TESSERA_DOCUMENTS_K]);
+    EXPECT_EQ(m.slope_step.batch, 2);
+    EXPECT_EQ(m.slope_step.head, 1);
+    EXPECT_EQ(m.excluded_step.batch, 7);
+    EXPECT_EQ(m.document_q_step.batch, 5);
+    EXPECT_EQ(m.document_k_step.row, 1);
+
+    Case dropping("forward bf16 d64 dropout=0.75");
+    dropping.bindings.seed = 11;
+    dropping.bindings.offset = 13;
+    const rules::Sm90PairParams d = params(dropping).pairs;
+    const rules::Dropout expected = rules::make_dropout(0.75, 11, 13, 0);
+    EXPECT_TRUE(d.drops);
+    EXPECT_EQ(d.keep_scale, 4);
+    EXPECT_EQ(d.dropout.threshold, expected.threshold);
+    EXPECT_EQ(d.dropout.words(2, 3).at[0], expected.words(2, 3).at[0]);
+  });
+}
+
+// A box is what both a page and a tile are multiples of.
+TEST(Sm90Launch, PagesAndNewTokens) {
+  with_driver([] {
+    for (const auto& [page, rows] : {std::pair(7, 1), std::pair(16, 16), std::pair(48, 16), std::pair(100, 4),
+                                     std::pair(128, 128), std::pair(256, 128)}) {
+      const Case c(fmt::format("decode bf16 b2 h4/2 q64 k100 d64 page={} pages=9", page).c_str());
+      const rules::Sm90ForwardParams p = c.launch().sm90;
+      EXPECT_EQ(p.page_rows, rows);
+      const auto size = static_cast<uint64_t>(page);
+      expect_map(p.k_map, c.bindings.data[TESSERA_K], {64, size, 2, 9}, {256, 128, size * 256},
+                 static_cast<uint32_t>(rows));
+      expect_map(p.v_map, c.bindings.data[TESSERA_V], {64, size, 2, 9}, {256, 128, size * 256},
+                 static_cast<uint32_t>(rows));
+      EXPECT_EQ(p.cache.table, c.bindings.data[TESSERA_PAGE_TABLE]);
+      EXPECT_EQ(p.cache.page, page);
+      EXPECT_EQ(p.cache.pages, 9);
+    }
+    const Case appends("decode bf16 b2 q64 k100 n5 d64 append left_pad");
+    const std::vector<FakeLaunch> all = appends.launches();
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_TRUE(std::string(all[0].image).starts_with("general task=append")) << all[0].image;
+    EXPECT_EQ(all[0].general.k_new.data, appends.bindings.data[TESSERA_K_NEW]);
+    const rules::Sm90ForwardParams& p = all[1].sm90;
+    EXPECT_TRUE(p.cache.is_cache);
+    EXPECT_EQ(p.cache.lens, appends.bindings.data[TESSERA_CACHE_LENS]);
+    EXPECT_EQ(p.cache.left_pad, appends.bindings.data[TESSERA_LEFT_PAD]);
+    EXPECT_EQ(p.cache.page, 0);
+    EXPECT_EQ(p.fresh.longest, 5);
+    EXPECT_EQ(p.page_rows, 128);
+    // New tokens, but no query.
+    const std::vector<FakeLaunch> only = Case("decode bf16 b2 q64 k100 n5 d64 append varlen=q[0,0]").launches();
+    ASSERT_EQ(only.size(), 1u);
+    EXPECT_TRUE(std::string(only[0].image).starts_with("general task=append")) << only[0].image;
+  });
+}
+
+TEST(Sm90Launch, SplitsAndTheirCombination) {
+  with_driver([] {
+    const Case c("forward bf16 q1024 k2048 d128 sink");
+    const std::vector<FakeLaunch> all = c.launches();
+    ASSERT_EQ(all.size(), 2u);
+    const rules::Sm90ForwardParams& p = all[0].sm90;
+    EXPECT_EQ(all[0].grid[0], 128u);
+    EXPECT_EQ(p.splits, 16);
+    EXPECT_EQ(p.items, 128);
+    EXPECT_EQ(reinterpret_cast<std::byte*>(p.partials), static_cast<std::byte*>(c.bindings.workspace) + 64);
+    EXPECT_TRUE(std::string(all[1].image).starts_with("general task=combine")) << all[1].image;
+    EXPECT_EQ(all[1].general.splits, 16);
+    EXPECT_EQ(all[1].general.partials, p.partials);
+    EXPECT_EQ(all[1].general.sinks.data, c.bindings.data[TESSERA_SINKS]);
+    const rules::Sm90ForwardParams whole = Case("forward bf16 q1024 k128 d128").launch().sm90;
+    EXPECT_EQ(whole.splits, 1);
+    EXPECT_EQ(whole.items, 8);
   });
 }
 

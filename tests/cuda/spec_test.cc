@@ -67,9 +67,12 @@ TEST(Spec, TextAndSourceNameEveryField) {
 }
 
 TEST(Spec, OfHopperNamesEveryField) {
-  const Code code = code_of(rules::Sm90ForwardSpec{Float::f16, 192, 128, 2, 96, 3, 1, 0});
-  EXPECT_EQ(code.text, "sm90_forward dtype=f16 dim=192 dim_v=128 groups=2 tile_keys=96 stages=3 q_stages=1 turns=0");
-  EXPECT_NE(code.source.find(".groups = 2, .tile_keys = 96, .stages = 3, .q_stages = 1, .turns = 0, }"),
+  const Code code = code_of(rules::Sm90ForwardSpec{Float::f16, 192, 128, 2, 96, 3, 1, 0, 0, 0});
+  EXPECT_EQ(
+      code.text,
+      "sm90_forward dtype=f16 dim=192 dim_v=128 groups=2 tile_keys=96 stages=3 q_stages=1 turns=0 pairs=0 parts=0");
+  EXPECT_NE(code.source.find(
+                ".groups = 2, .tile_keys = 96, .stages = 3, .q_stages = 1, .turns = 0, .pairs = 0, .parts = 0, }"),
             std::string::npos)
       << code.source;
   EXPECT_EQ(code.threads, 3 * 128);
@@ -79,8 +82,16 @@ TEST(Spec, OfHopperNamesEveryField) {
   EXPECT_TRUE(code.only_arch);
 }
 
+TEST(Spec, OfHopperSharesMemoryWithPairsAndPages) {
+  constexpr rules::Sm90ForwardSpec plain = {Float::bf16, 128, 128, 2, 64, 2, 1, 1, 0, 0};
+  rules::Sm90ForwardSpec pairs = plain, parts = plain;
+  pairs.pairs = parts.parts = 1;
+  EXPECT_EQ(rules::shared_bytes(pairs) - rules::shared_bytes(plain), 128 * 64 * (2 + 1));  // bias, keep
+  EXPECT_EQ(rules::shared_bytes(parts) - rules::shared_bytes(plain), 4 * 64 * 4);          // a page for each key
+}
+
 TEST(Spec, OfHopperIllegal) {
-  const rules::Sm90ForwardSpec good = {rules::Float::bf16, 128, 128, 2, 128, 2, 2, 1};
+  const rules::Sm90ForwardSpec good = {rules::Float::bf16, 128, 128, 2, 128, 2, 2, 1, 0, 0};
   EXPECT_TRUE(rules::legal(good));
   const auto bad = [&](const char* why, auto change) {
     rules::Sm90ForwardSpec spec = good;
@@ -98,12 +109,19 @@ TEST(Spec, OfHopperIllegal) {
   bad("too many stages", [](Spec& s) { s.stages = 9; });
   bad("too many q", [](Spec& s) { s.q_stages = 3; });
   bad("three that take turns", [](Spec& s) { s.groups = 3; });
+  bad("pairs that are neither there nor not", [](Spec& s) { s.pairs = 2; });
+  bad("pairs of three groups", [](Spec& s) { s.pairs = 1, s.groups = 3, s.turns = 0; });
+  bad("pairs of keys that are no whole words of 64", [](Spec& s) { s.pairs = 1, s.tile_keys = 96; });
+  bad("parts that are neither there nor not", [](Spec& s) { s.parts = 2; });
 }
 
-// Each dims' rows stand together, from the most keys to any number; the smallest dims come first.
+// Plain ones come first, then those of parts and of pairs. Each dims' rows stand together, from the most keys to any
+// number; the smallest dims come first.
 TEST(Spec, OfHopperHasARowForAnyNumberOfKeys) {
   const std::span<const Sm90Choice> all = shipped_sm90_forward();
-  const auto dims = [](const Sm90Choice& c) { return std::tuple(c.spec.dtype, c.spec.dim, c.spec.dim_v); };
+  const auto dims = [](const Sm90Choice& c) {
+    return std::tuple(c.spec.dtype, c.spec.pairs, c.spec.parts, c.spec.dim, c.spec.dim_v);
+  };
   for (size_t n = 0; n < all.size(); ++n) {
     const bool last = n + 1 == all.size() || dims(all[n]) != dims(all[n + 1]);
     EXPECT_EQ(last, all[n].least_keys == 0) << code_of(all[n].spec).text;

@@ -55,7 +55,41 @@ def strides(draw, dim, sizes):
     return " strides=" + text if text else ""
 
 
+def options(draw):
+    """What cuda.sm90 has beyond the portable kernels; (of the mask, of the scores)."""
+    parts = [draw.choice(["keep(b,h,q,k)", "keep(1,h,1,k)", "keep(b,1,q,k)"])] if draw.random() < 0.3 else []
+    parts += [part for part in ("exclude_keys", "documents") if draw.random() < 0.2]
+    words = draw.choice([" bias=1,h,q,k", " bias=b,h,q,k", " bias=b,1,1,k", " bias=1,1,q,k"]) if draw.random() < 0.3 else ""
+    for word in (" softcap=3", " softcap=0.2", " alibi@", " alibi=b,h@", " dropout=0.3@seed7@offset5", " sink"):
+        if draw.random() < 0.15 and word.split("=")[0].split("@")[0] not in words:
+            words += word.rstrip("@")
+    return parts, words
+
+
+def cached(draw):
+    """Chunks of queries on a cache: contiguous or in pages of any size."""
+    heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1)])
+    batch, queries = draw.choice([1, 1, 2, 3]), draw.choice([64, 65, 100, 128, 200, 320])
+    keys = queries + draw.choice(LONG)
+    dim = draw.choice(["64", "128", "192/128", "128/64", "80", "40"])
+    text = f"decode {draw.choice(['bf16', 'f16'])} b{batch} h{heads}/{kv} q{queries} k{keys} d{dim}"
+    if draw.random() < 0.7:
+        text += f" page={draw.choice([1, 5, 16, 16, 17, 48, 64, 128, 192, 256, 1000])}"
+    elif draw.random() < 0.5:
+        text += " left_pad"
+    appends = draw.random() < 0.4
+    if appends:
+        text += f" append n{draw.choice([1, 17, queries])}"
+    elif "left_pad" not in text and draw.random() < 0.5:
+        text += " cache_lens=" + str([draw.randrange(keys + 1) for _ in range(batch)]).replace(" ", "")
+    if draw.random() < 0.3:
+        text += f" cache_batch_idx cache_rows={batch + 1}"
+    return text + mask(draw, False) + draw.choice(["", " sink"]) + draw.choice(["", "", " nolse"]) + draw.choice(["", " layout=bhsd"])
+
+
 def line(draw, sm90):
+    if sm90 and draw.random() < 0.15:
+        return cached(draw)
     heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1), (8, 8)])
     backward = not sm90 and draw.random() < 0.4
     dim = draw.choice([64, 128] if backward else [64, 128, 256])
@@ -67,6 +101,9 @@ def line(draw, sm90):
     text += f"/{dim_v}" if dim_v != dim else ""
     batch = draw.choice([1, 1, 2, 3])
     q, k = ([draw.choice(LONG if sm90 else LENGTHS) for _ in range(batch)] for _ in range(2))
+    parts, words = options(draw) if sm90 and draw.random() < 0.5 else ([], "")
+    if ("bias" in words or any("keep" in part for part in parts)) and draw.random() < 0.8:
+        k = [length + -length % 16 for length in k]  # rows at multiples of 16 bytes
     packed_q, packed_k = draw.random() < 0.35, draw.random() < 0.35
     if packed_q or packed_k:
         text += " varlen=" + (f"q{q}" if packed_q else "") + (f"k{k}" if packed_k else "")
@@ -87,7 +124,11 @@ def line(draw, sm90):
             text += draw.choice(["", " layout=bhsd", *([" layout=qkv", " layout=kv"] if dim == dim_v else [])])
     if draw.random() < 0.2:
         text += draw.choice([" seqused=q", " seqused=k", " seqused=qk"])
-    text += mask(draw, pairs)
+    bands = mask(draw, pairs)
+    text += bands
+    if parts:
+        text += ("&" if bands else " mask=") + "&".join(parts)
+    text += words
     if pairs and draw.random() < 0.7:
         text += draw.choice([" bias=1,h,q,k", " bias=b,h,q,k", " bias=b,1,1,k", " bias=1,1,q,k"])
     text += draw.choice(["", "", "", " scale=0.3", " scale=1", " scale=1e-3"])

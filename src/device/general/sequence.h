@@ -25,21 +25,6 @@ struct Sequence {
 
 namespace detail {
 
-TESSERA_DEVICE void find_cached_keys(const GeneralParams& p, Sequence& s) {
-  const rules::CacheParams& c = p.cache;
-  const int b = s.batch;
-  const int filled = c.lens ? c.lens[b * c.lens_step] : p.keys.used ? p.keys.used[b] : p.keys.longest;
-  const int pad = c.left_pad ? c.left_pad[b] : 0, row = c.rows ? c.rows[b] : b;
-  const Index keys = Index{filled} - pad + s.fresh.used;
-  s.k = {b, 0, static_cast<int>(keys), p.keys.longest, true};
-  s.plane = row;
-  s.first = pad;
-  s.table = c.table ? c.table + row * c.table_row : nullptr;
-  if (pad < 0 || filled < pad || keys > p.keys.longest) s.unsound |= rules::unsound_length;
-  if (row < 0 || row >= c.most_rows) s.unsound |= rules::unsound_page;
-  if (!c.ring && Index{filled} + s.fresh.used > c.slots) s.unsound |= rules::unsound_capacity;
-}
-
 TESSERA_DEVICE void check_positions(const GeneralParams& p, Sequence& s) {
   const auto within = [&](Index begin, int count) {
     if (count > 0 && (begin < 0 || begin + count > p.rotary.positions)) s.unsound |= rules::unsound_position;
@@ -57,7 +42,12 @@ TESSERA_DEVICE Sequence sequence(const GeneralParams& p, int batch) {
   if (p.k_new.present()) s.fresh = rows_of(p.fresh, batch);
   if ((p.q.present() && !s.q.sound) || (p.k_new.present() && !s.fresh.sound)) s.unsound |= rules::unsound_length;
   if (p.cache.is_cache) {
-    detail::find_cached_keys(p, s);
+    const CachedKeys cached = cached_keys(p.cache, p.keys, s.fresh.used, batch);
+    s.k = {batch, 0, cached.rows.used, cached.rows.stored, true};
+    s.plane = cached.rows.plane;
+    s.first = cached.rows.first;
+    s.table = cached.table;
+    s.unsound |= cached.unsound;
   } else {
     s.k = rows_of(p.keys, batch);
     s.plane = s.k.plane;

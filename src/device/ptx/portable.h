@@ -31,6 +31,11 @@ TESSERA_DEVICE Address anew(Address address) {
   return address;
 }
 
+// What memory held is read again after this.
+TESSERA_DEVICE void forget() {
+  asm volatile("" ::: "memory");
+}
+
 // This thread's index, read from the chip again each time, so that it takes no register for long.
 TESSERA_DEVICE int thread_index() {
   int index;
@@ -66,6 +71,9 @@ TESSERA_DEVICE void store_chunk(void* to, const Chunk& c) {  // to global memory
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]),
                "r"(c.word[3])
                : "memory");
+}
+TESSERA_DEVICE void store_two(float* to, float x, float y) {  // at a multiple of 8 bytes
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
 TESSERA_DEVICE Word load_word(Address from) {
   Word x;

@@ -1,0 +1,444 @@
+// A warpgroup that attends 64 rows.
+#pragma once
+#include "device/sm90/job.h"
+
+namespace tessera::device {
+
+// The weights of this lane's two rows: 0 is row lane / 4 of the warp's sixteen, 1 the eighth after it.
+template <int scores>
+struct Weights {
+  float reference[2] = {minus_infinity, minus_infinity}, sum[2] = {0, 0}, shrink[2];
+  bool uncommon;  // some row of the warp shrinks its sums, or has large scores
+
+  // Scores become weights, exp2(scale (score - reference)). A row's reference is its largest score so far, but follows
+  // it only once a weight would pass 2^slack; `shrink` is what all earlier sums are then owed.
+  TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2, float slack) {
+    float offset[2], taken[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = minus_infinity;
+#pragma unroll
+      for (int i = 2 * r; i < scores; i += 4) largest = fmaxf(largest, fmaxf(s[i], s[i + 1]));
+      largest = fmaxf(largest, from_lane(largest, 1));
+      largest = fmaxf(largest, from_lane(largest, 2));
+      const float grown = (largest - reference[r]) * scale_log2;
+      const bool follows = grown > slack;  // false where both are -inf
+      shrink[r] = follows ? exp2_fast(-grown) : 1;
+      if (follows) reference[r] = largest;
+      // Fused, all weights of a row have a factor in common, what this product is rounded by. Of scores so large that
+      // it could be seen, the reference is taken away first.
+      const float product = reference[r] == minus_infinity ? 0 : reference[r] * scale_log2;
+      const bool large = !(fabsf(product) <= 2048);
+      taken[r] = large ? reference[r] : 0;
+      offset[r] = large ? 0 : -product;
+    }
+    uncommon = __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1 || taken[0] != 0 || taken[1] != 0);
+    if (uncommon) {
+#pragma unroll
+      for (int i = 0; i < scores; ++i) s[i] -= taken[i / 2 & 1];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float even = 0, odd = 0;
+#pragma unroll
+      for (int i = 2 * r; i < scores; i += 4) {
+        even += s[i] = exp2_fast(fmaf(s[i], scale_log2, offset[r]));
+        odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, offset[r]));
+      }
+      sum[r] = fmaf(sum[r], shrink[r], even + odd);
+    }
+  }
+};
+
+template <Sm90ForwardSpec S>
+class Sm90Rows {
+ public:
+  TESSERA_DEVICE Sm90Rows(const Sm90ForwardParams& p, Sm90Shared<S>& shared, int group)
+      : p_(p), shared_(shared), group_(group), leads_(thread() == 0) {}
+
+  TESSERA_DEVICE void attend_items() {
+    if (S.turns && group_ == S.groups - 1) end_turn();
+    for (count_ = 0; await_item();) {
+      if (has_keys()) {
+        attend_from_here();
+      } else {
+        store_nothing();
+        q_done();
+        ++count_;
+      }
+    }
+  }
+
+ private:
+  using Layout = Sm90Shared<S>;
+  static constexpr int scores = S.tile_keys / 2, sums = S.dim_v / 2;  // of a lane
+  using Slot = Ring<S.stages>;
+  using QSlot = Ring<S.q_stages>;
+  using Scores = Products<S.dtype, S.tile_keys>;
+  using Out = Products<S.dtype, S.dim_v>;
+  using Type = Number<S.dtype>;
+
+  static TESSERA_DEVICE int lane() { return thread_index() & 31; }
+  static TESSERA_DEVICE int thread() { return thread_index() & 127; }
+  // Of the tile; this lane's other row is the eighth after it.
+  TESSERA_DEVICE int my_row() const { return 64 * group_ + thread() / 32 * 16 + lane() / 4; }
+  TESSERA_DEVICE void begin_turn() const {
+    if (S.turns) meet(1 + group_, 256);
+  }
+  TESSERA_DEVICE void end_turn() const {
+    if (S.turns) pass_by(1 + (group_ ^ 1), 256);
+  }
+  TESSERA_DEVICE void meet_group() const { meet(4 + group_, 128); }
+
+  TESSERA_DEVICE const Sm90Job& job() const { return shared_.jobs[count_ % 4]; }
+  TESSERA_DEVICE bool await_item() const {  // false: none is left
+    wait(shared_address(&shared_.q_full[QSlot::stage(count_)][group_]), QSlot::parity(count_));
+    return !uniform(job().last);
+  }
+  TESSERA_DEVICE bool has_keys() const { return uniform(job().steps.end - job().steps.begin) > 0; }
+  TESSERA_DEVICE void clear_out() {
+#pragma unroll
+    for (int i = 0; i < sums; ++i) out_[i] = 0;
+  }
+
+  // This item and those that follow, while they have keys: one pipeline of tiles, in which an item's last products with
+  // V run beside the next item's first exponentials.
+  TESSERA_DEVICE void attend_from_here() {
+    await_keys();
+    issue_keys();
+    wait_products<0>();
+    keys_done();
+    Weights<scores> weights = first_weights(job());
+    weigh(job(), uniform(job().steps.begin), weights);
+    pack();
+    clear_out();
+    while (true) {
+      const Sm90Job& job = this->job();
+      const int end_step = uniform(job.steps.end);
+      const Keys clean = {uniform(job.clean.begin), uniform(min(job.clean.end, job.steps.end))};
+      bool turns_over = false;
+      for (int n = uniform(job.steps.begin) + 1; !turns_over; ++n) {
+        if constexpr (!S.pairs)
+          for (; clean.begin < n && n < clean.end; ++n) clean_step(weights);
+        turns_over = n == end_step;
+        if (turns_over) {
+          q_done();
+          ++count_;
+          if (!await_item() || !has_keys()) return end(job, weights);
+        }
+        step(job, n, turns_over, weights);
+      }
+    }
+  }
+  // Scores of the n-th tile or, if the item turns over, of the first of the next, beside the products of the tile
+  // before with V.
+  TESSERA_DEVICE void step(const Sm90Job& job, int n, bool turns_over, Weights<scores>& weights) {
+    await_keys();
+    begin_turn();
+    issue_keys();
+    await_values();
+    clear_unseen(job, job.walk.tile(n - 1));
+    issue_values();
+    end_turn();
+    wait_products<1>();
+    keys_done();
+    const Weights<scores> before = weights;
+    const auto turn_over = [&] {
+      if (!turns_over) return;
+      store(job, before);
+      clear_out();
+    };
+    // Where there are no registers for two items' weights; the other groups work while one stores.
+    constexpr bool stores_first = S.groups == 3 || S.pairs || S.parts;
+    if (stores_first && turns_over) {
+      wait_products<0>();
+      landed(out_);
+      turn_over();
+    }
+    if (turns_over) weights = first_weights(this->job());
+    weigh(this->job(), turns_over ? uniform(this->job().steps.begin) : n, weights);
+    finish_values(weights, !turns_over);
+    if (!stores_first) turn_over();
+    pack();
+  }
+  // The same of a tile that every row sees whole, as the one before. The loop that does most of the work holds no mask:
+  // even untaken it costs.
+  TESSERA_DEVICE void clean_step(Weights<scores>& weights) {
+    await_keys();
+    begin_turn();
+    issue_keys();
+    await_values();
+    issue_values();
+    end_turn();
+    wait_products<1>();
+    keys_done();
+    weights.weigh(s_, p_.scale_log2, p_.slack);
+    finish_values(weights, true);
+    pack();
+  }
+  TESSERA_DEVICE void end(const Sm90Job& job, const Weights<scores>& weights) {
+    await_values();
+    clear_unseen(job, job.walk.tile(job.steps.end - 1));
+    issue_values();
+    wait_products<0>();
+    landed(out_);
+    values_done();
+    store(job, weights);
+  }
+  TESSERA_DEVICE void weigh(const Sm90Job& job, int n, Weights<scores>& weights) {
+    if constexpr (S.pairs) score(job, job.walk.tile(n));
+    if (uniform(!job.clean.has(n))) mask(job, job.walk.tile(n));
+    weights.weigh(s_, p_.scale_log2, p_.slack);
+    if constexpr (S.pairs)
+      if (p_.pairs.drops) {
+        forget();  // what is known of the item is read again, and takes no registers beside the exponentials
+        pairs_of(job).drop_out(s_, place_in(job, job.walk.tile(n)), p_.heads);
+      }
+  }
+  TESSERA_DEVICE Sm90Pairs<S> pairs_of(const Sm90Job& job) const {
+    return {p_.pairs, job.item.batch, job.item.head, job.q, job.k, job.offset};
+  }
+  TESSERA_DEVICE Place place_in(const Sm90Job& job, int tile) const {
+    return {job.first_row + my_row(), tile * S.tile_keys, lane() % 4 * 2};
+  }
+  TESSERA_DEVICE void score(const Sm90Job& job, int tile) {
+    const Sm90Pairs<S> pairs = pairs_of(job);
+    const Place at = place_in(job, tile);
+    if (pairs.has_grids()) wait(shared_address(&shared_.pairs_full), pairs_++ & 1);
+    pairs.score(s_, at, pairs.tile(shared_address(shared_.pairs), group_));
+    if (pairs.has_grids()) {
+      __syncwarp();
+      if (lane() == 0) arrive(shared_address(&shared_.pairs_empty));
+    }
+    pairs.exclude(s_, at);
+  }
+  TESSERA_DEVICE void finish_values(const Weights<scores>& weights, bool rescales) {
+    // A branch, and a wait in each arm: in one piece ptxas moves the wait above the exponentials.
+    if (weights.uncommon) {
+      wait_products<0>();
+      landed(out_);
+      if (rescales)  // by exactly 1 where a row did not ask for it
+#pragma unroll
+        for (int i = 0; i < sums; ++i) out_[i] *= weights.shrink[i / 2 & 1];
+    } else {
+      wait_products<0>();
+      landed(out_);
+    }
+    values_done();
+  }
+
+  TESSERA_DEVICE void await_keys() {
+    wait(shared_address(&shared_.k_full[Slot::stage(k_)]), Slot::parity(k_));
+  }
+  TESSERA_DEVICE void await_values() {
+    wait(shared_address(&shared_.v_full[Slot::stage(v_)]), Slot::parity(v_));
+  }
+  TESSERA_DEVICE void issue_keys() {
+    const Address q_at = shared_address(shared_.q[QSlot::stage(count_)][group_]);
+    const Descriptor q = describe(S.pairs ? anew(q_at) : q_at, 16);
+    const Descriptor k = further(describe(shared_address(shared_.k[0]), 16), Slot::stage(k_) * Layout::k_bytes);
+    begin_products();
+#pragma unroll
+    for (int d = 0; d < S.dim / 16; ++d) {
+      const Descriptor a = further(q, d / 4 * (64 * 128) + d % 4 * 32);
+      const Descriptor b = further(k, d / 4 * (S.tile_keys * 128) + d % 4 * 32);
+      d == 0 ? Scores::set(s_, a, b) : Scores::add(s_, a, b);
+    }
+    close_products();
+  }
+  TESSERA_DEVICE void issue_values() {
+    const Descriptor v =
+        further(describe(shared_address(shared_.v[0]), S.tile_keys * 128), Slot::stage(v_) * Layout::v_bytes);
+    begin_products();
+#pragma unroll
+    for (int n = 0; n < S.tile_keys / 16; ++n) Out::add_rows(out_, weight_ + 4 * n, further(v, n * 16 * 128));
+    close_products();
+  }
+  TESSERA_DEVICE void q_done() {
+    __syncwarp();  // of the item too, which other lanes may still read
+    if (lane() == 0) arrive(shared_address(&shared_.q_empty[QSlot::stage(count_)][group_]));
+  }
+  TESSERA_DEVICE void keys_done() {
+    landed(s_);
+    if (leads_) arrive(shared_address(&shared_.k_empty[Slot::stage(k_)]));
+    ++k_;
+  }
+  TESSERA_DEVICE void values_done() {
+    landed(weight_);
+    if (leads_) arrive(shared_address(&shared_.v_empty[Slot::stage(v_)]));
+    ++v_;
+  }
+  TESSERA_DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < scores / 2; ++i) weight_[i] = Type::pack(s_[2 * i], s_[2 * i + 1]);
+  }
+
+  // Where a warp's rows see all keys up to an end, as under a causal mask, a comparison a score; else as bits, a word
+  // for 32 keys.
+  TESSERA_DEVICE void mask(const Sm90Job& job, int tile) {
+    const int first = tile * S.tile_keys, column = lane() % 4 * 2;
+    const rules::NarrowBand band = band_of(p_, job.k, job.offset);
+    const auto keys_seen = [&](int r, auto&& range) {
+      const int row = job.first_row + my_row() + 8 * r;
+      return (row < job.q.used ? keys_of(range(row)) : Keys{0, 0}).from(first + column);
+    };
+    const auto near = [&](int row) { return band.near(row); };
+    const auto head = [&](int row) { return band.head(row); };
+    const Keys seen[2] = {keys_seen(0, near), keys_seen(1, near)};
+    if (band.first <= 0 && __all_sync(0xFFFFFFFFu, seen[0].begin <= 0 && seen[1].begin <= 0)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int n = 0; n < S.tile_keys / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (8 * n + i >= seen[r].end) s_[4 * n + 2 * r + i] = minus_infinity;
+      return;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Keys far = keys_seen(r, head);
+#pragma unroll
+      for (int word = 0; word < (S.tile_keys + 31) / 32; ++word) {
+        const Word kept = seen[r].bits(32 * word) | far.bits(32 * word);
+#pragma unroll
+        for (int n = 4 * word; n < 4 * word + 4 && n < S.tile_keys / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (!(kept >> (n % 4 * 8 + i) & 1)) s_[4 * n + 2 * r + i] = minus_infinity;
+      }
+    }
+  }
+
+  // Rows of V that no row of the sequence sees become zeros, or what lies there would meet a weight of zero. Each group
+  // does so for itself.
+  TESSERA_DEVICE void clear_unseen(const Sm90Job& job, int tile) {
+    const int first = tile * S.tile_keys, end = first + S.tile_keys;
+    const auto covers = [&](const Keys& keys) { return keys.begin <= first && end <= keys.end; };
+    const bool some_excluded = S.pairs && p_.pairs.excluded;
+    if (!some_excluded && (covers(job.walk.near) || covers(job.walk.head))) return;
+    const auto whole = rules::visit_of<int>(band_of(p_, job.k, job.offset), {0, job.q.used});
+    Keys near = keys_of(whole.near);
+    const Keys head = keys_of(whole.head);
+    if (!p_.keys.cu && near.end == job.k.stored) near.end = max(near.end, end);  // past a tensor's end zeros came
+    if (!some_excluded && (covers(near) || covers(head))) return;
+    const auto seen = [&](int key) {
+      return (near.has(key) || head.has(key)) && !(some_excluded && key < job.k.used && pairs_of(job).is_excluded(key));
+    };
+    const Address v = shared_address(shared_.v[0]) + Slot::stage(v_) * Layout::v_bytes;
+    for (int n = thread(); n < S.tile_keys; n += 128) {
+      if (seen(first + n)) continue;
+      for (int slab = 0; slab < Layout::slabs_v; ++slab)
+        for (int chunk = 0; chunk < 8; ++chunk)
+          store_chunk(v + slab * (S.tile_keys * 128) + n * 128 + chunk * 16, Chunk{});
+    }
+    show_to_engines();
+    meet_group();
+  }
+
+  TESSERA_DEVICE Index row_at(const Sm90Job& job, int row, const rules::Steps& step) const {
+    return job.q.plane * step.batch + (Index{job.q.first} + row) * step.row + job.item.head * step.head;
+  }
+  // A sink is a key that every row sees, of weight 1 until a larger score comes, and of no value. (Of keys in splits it
+  // joins their sums at the end.)
+  TESSERA_DEVICE Weights<scores> first_weights(const Sm90Job& job) const {
+    Weights<scores> weights;
+    if (!p_.sinks || (S.parts && p_.splits > 1)) return weights;
+    const float sink = sink_of(job);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      weights.reference[r] = sink / p_.scale;
+      if (sink != minus_infinity && lane() % 4 == 0) weights.sum[r] = 1;
+    }
+    return weights;
+  }
+  TESSERA_DEVICE float sink_of(const Sm90Job& job) const {
+    return p_.sinks[job.item.head * p_.sink_step.head];
+  }
+  // Where the workspace has a split's sums of a row.
+  TESSERA_DEVICE float* partial(const Sm90Job& job, int row) const {
+    const Index rows = p_.queries.cu ? p_.queries.rows : p_.queries.longest;
+    const Index n = (Index{job.q.plane} * p_.heads + job.item.head) * rows + job.q.first + row;
+    return p_.partials + (n * p_.splits + job.split) * rules::partial_size(p_.dim_v);
+  }
+  // Rows that see no key.
+  TESSERA_DEVICE void store_nothing() const {
+    const Sm90Job& job = this->job();
+    if (S.parts && p_.splits > 1) {
+      for (int n = thread(); n < 64 * (p_.dim_v + 2); n += 128) {
+        const int row = job.first_row + 64 * group_ + n / (p_.dim_v + 2), column = n % (p_.dim_v + 2);
+        if (row < job.q.used) partial(job, row)[column] = column == p_.dim_v ? minus_infinity : 0;
+      }
+      return;
+    }
+    for (int n = thread(); n < 64 * p_.dim_v / 8; n += 128) {
+      const int row = job.first_row + 64 * group_ + n / (p_.dim_v / 8), column = n % (p_.dim_v / 8) * 8;
+      if (row >= job.q.stored) break;
+      store_chunk(static_cast<unsigned short*>(p_.out) + row_at(job, row, p_.out_step) + column, Chunk{});
+      if (p_.lse && column == 0)
+        p_.lse[row_at(job, row, p_.lse_step)] = p_.sinks && row < job.q.used ? sink_of(job) : minus_infinity;
+    }
+  }
+  TESSERA_DEVICE void store(const Sm90Job& job, const Weights<scores>& weights);
+  TESSERA_DEVICE void store_partial(const Sm90Job& job, const Weights<scores>& weights) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = weights.sum[r];
+      sum += from_lane(sum, 1);
+      sum += from_lane(sum, 2);
+      const int row = job.first_row + my_row() + 8 * r;
+      if (row >= job.q.used) continue;
+      float* const to = partial(job, row);
+      const int column = lane() % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < S.dim_v / 8; ++n)
+        if (8 * n + column < p_.dim_v) store_two(to + 8 * n + column, out_[4 * n + 2 * r], out_[4 * n + 2 * r + 1]);
+      if (lane() % 4 == 0) {
+        to[p_.dim_v] = weights.reference[r] * p_.scale;
+        to[p_.dim_v + 1] = sum;
+      }
+    }
+  }
+
+  const Sm90ForwardParams& p_;
+  Sm90Shared<S>& shared_;
+  const int group_;
+  const bool leads_;                                // its group
+  unsigned count_ = 0, k_ = 0, v_ = 0, pairs_ = 0;  // items and tiles so far
+  float s_[scores], out_[sums];
+  Word weight_[scores / 2];
+};
+
+// out and lse of this lane's rows. Rows past the sequence's used ones are zeros and -inf, as empty rows are.
+template <Sm90ForwardSpec S>
+TESSERA_DEVICE void Sm90Rows<S>::store(const Sm90Job& job, const Weights<scores>& weights) {
+  if constexpr (S.parts)
+    if (p_.splits > 1) return store_partial(job, weights);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = weights.sum[r];
+    sum += from_lane(sum, 1);
+    sum += from_lane(sum, 2);
+    const int row = job.first_row + my_row() + 8 * r;
+    const bool stored = row < job.q.stored, empty = row >= job.q.used || sum == 0;  // a NaN is not empty
+    const float inverse = (S.pairs ? p_.pairs.keep_scale : 1) / sum;
+    unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row, p_.out_step);
+#pragma unroll
+    for (int n = 0; n < S.dim_v / 8; n += 4) {
+      Chunk c;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (n + i < S.dim_v / 8) {
+          const float* const two = out_ + 4 * (n + i) + 2 * r;
+          c.word[i] = empty ? 0 : Type::pack(two[0] * inverse, two[1] * inverse);
+        }
+      transpose_4(c.word);
+      const int column = 8 * (n + lane() % 4);
+      if (stored && column < p_.dim_v) store_chunk(to + column, c);
+    }
+    if (p_.lse && stored && lane() % 4 == 0)
+      p_.lse[row_at(job, row, p_.lse_step)] = empty ? minus_infinity : weights.reference[r] * p_.scale + logf(sum);
+  }
+}
+
+}  // namespace tessera::device
