@@ -69,20 +69,20 @@ int splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spe
 bool is_paged(const Problem& p) {
   return p.cache.page_size > 0;
 }
+bool is_wished(const Sm90ForwardSpec& spec, const core::Hints& hints) {
+  return (!hints.tile_rows || hints.tile_rows == rules::tile_rows(spec)) &&
+         (!hints.tile_keys || hints.tile_keys == spec.tile_keys);
+}
 bool wants_parts(const Problem& p, const Device& device, const core::Hints& hints) {
   if (is_paged(p)) return true;
   const std::span<const Sm90Choice> parts = choices_for(p, true);
-  return !parts.empty() && splits_of(p, device, parts.front().spec, hints) > 1;
+  return !parts.empty() && is_wished(parts.front().spec, hints) && splits_of(p, device, parts.front().spec, hints) > 1;
 }
 
 // By the keys that a row sees; under a hint another that ships, if there is one.
 const Sm90ForwardSpec& spec_for(const Problem& p, const Device& device, const core::Hints& hints) {
   const std::span<const Sm90Choice> choices = choices_for(p, wants_parts(p, device, hints));
   const double keys = p.len_q > 0 ? core::kept_pairs(p) / static_cast<double>(p.len_q) : 0;
-  const auto wished = [&](const Sm90Choice& c) {
-    return (!hints.tile_rows || hints.tile_rows == rules::tile_rows(c.spec)) &&
-           (!hints.tile_keys || hints.tile_keys == c.spec.tile_keys);
-  };
   const auto fits = [&](const Sm90Choice& c) {
     return rules::shared_bytes(c.spec) <= device.shared_per_block &&
            items_of(p, rules::tile_rows(c.spec)) <= most_items;
@@ -92,9 +92,9 @@ const Sm90ForwardSpec& spec_for(const Problem& p, const Device& device, const co
     return c.least_keys == 0 || (keys >= c.least_keys && items_of(p, rules::tile_rows(c.spec)) >= 2 * device.sms);
   };
   const Sm90Choice& best = *std::find_if(choices.begin(), choices.end(), suits);
-  if (wished(best)) return best.spec;
-  const auto other =
-      std::find_if(choices.begin(), choices.end(), [&](const Sm90Choice& c) { return wished(c) && fits(c); });
+  if (is_wished(best.spec, hints)) return best.spec;
+  const auto other = std::find_if(choices.begin(), choices.end(),
+                                  [&](const Sm90Choice& c) { return is_wished(c.spec, hints) && fits(c); });
   return other == choices.end() ? best.spec : other->spec;
 }
 

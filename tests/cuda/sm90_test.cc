@@ -243,6 +243,14 @@ TEST(Sm90Plan, SplitsByHand) {
       << text;
 }
 
+TEST(Sm90Plan, NoSplitsWhereOtherTilesAreWished) {
+  Hints hints = sm90;
+  hints.tile_rows = 192;
+  const Plan plan = plan_of("forward bf16 q1024 k2048 d128", "h200", hints);
+  EXPECT_EQ(plan.tile_rows, 192);
+  EXPECT_EQ(plan.steps.size(), 1u);
+}
+
 TEST(Sm90Plan, NoSplitsWhereTheirSumsHaveNoRoom) {
   const auto plan = [](int64_t limit) {
     Hints hints = sm90;

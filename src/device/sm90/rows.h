@@ -10,6 +10,12 @@ struct Weights {
   float reference[2] = {minus_infinity, minus_infinity}, sum[2] = {0, 0}, shrink[2];
   bool uncommon;  // some row of the warp shrinks its sums, or has large scores
 
+  // Of all lanes of a row.
+  TESSERA_DEVICE float whole_sum(int r) const {
+    const float both = sum[r] + from_lane(sum[r], 1);
+    return both + from_lane(both, 2);
+  }
+
   // Scores become weights, exp2(scale (score - reference)). A row's reference is its largest score so far, but follows
   // it only once a weight would pass 2^slack; `shrink` is what all earlier sums are then owed.
   TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2, float slack) {
@@ -383,9 +389,7 @@ class Sm90Rows {
   TESSERA_DEVICE void store_partial(const Sm90Job& job, const Weights<scores>& weights) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = weights.sum[r];
-      sum += from_lane(sum, 1);
-      sum += from_lane(sum, 2);
+      const float sum = weights.whole_sum(r);  // before some lanes leave
       const int row = job.first_row + my_row() + 8 * r;
       if (row >= job.q.used) continue;
       float* const to = partial(job, row);
@@ -416,9 +420,7 @@ TESSERA_DEVICE void Sm90Rows<S>::store(const Sm90Job& job, const Weights<scores>
     if (p_.splits > 1) return store_partial(job, weights);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float sum = weights.sum[r];
-    sum += from_lane(sum, 1);
-    sum += from_lane(sum, 2);
+    const float sum = weights.whole_sum(r);
     const int row = job.first_row + my_row() + 8 * r;
     const bool stored = row < job.q.stored, empty = row >= job.q.used || sum == 0;  // a NaN is not empty
     const float inverse = (S.pairs ? p_.pairs.keep_scale : 1) / sum;
