@@ -111,6 +111,14 @@ std::string refuse_long(const Problem& p) {
   return "";
 }
 
+// Bands that begin late, or that end before the sequence's last key. (All rows together see the others whole.)
+bool may_leave_keys_unseen(const Problem& p) {
+  const rules::BandMask band = core::band_mask(p, 0, 0);
+  const bool begins_late = band.left < rules::far_away || band.chunked;
+  const bool ends = band.causal || band.right < rules::far_away;
+  return begins_late || (ends && p.mask.corner != TESSERA_BOTTOM_RIGHT);
+}
+
 // Of caches.
 constexpr int64_t least_queries = 64;
 std::string refuse_keys(const Problem& p) {
@@ -123,7 +131,23 @@ std::string refuse_keys(const Problem& p) {
     return fmt::format("{} queries read a cache; a warpgroup has {} rows", p.len_q, least_queries);
   if (is_paged(p) && p.cache.pages == 0) return "the cache has no pages; there is nothing to make a map of";
   if (is_paged(p) && core::has(p, TESSERA_LEFT_PAD)) return "keys in pages begin with padding; it copies whole boxes";
+  if (is_paged(p) && may_leave_keys_unseen(p))
+    return "some keys may be seen by no row; it follows the ids of all pages";
   if (is_paged(p) && has_any_pairs(p)) return "keys lie in pages and pairs have scores of their own; it has not both";
+  return "";
+}
+
+// Of what pairs have.
+std::string refuse_pairs(const Problem& p) {
+  if (p.softcap != 0 && !std::isfinite(static_cast<float>(scale_of(p) / p.softcap)))
+    return fmt::format("scale / softcap is {}, beyond float32", scale_of(p) / p.softcap);
+  // Corners are narrowed, which bands do not show and distances would.
+  const bool far = p.mask.corner == TESSERA_CORNER_AT &&
+                   (core::has(p, TESSERA_CORNER_OFFSETS) || rules::narrow_offset(p.mask.corner_at) != p.mask.corner_at);
+  if (core::has(p, TESSERA_SLOPES) && far)
+    return "slopes are for distances from a corner that lists give or that is beyond 2^29; it takes nearer ones";
+  for (const int name : {TESSERA_BIAS, TESSERA_KEEP})
+    if (std::string why = refuse_grid(p, name); !why.empty()) return why;
   return "";
 }
 
@@ -151,9 +175,7 @@ std::string refuse(const Problem& p, const Device& device) {
   if (std::string why = refuse_rows(p, rows_by_16); !why.empty()) return why;
   for (const int name : {TESSERA_Q, TESSERA_K, TESSERA_V})
     if (std::string why = refuse_map(p, name); !why.empty()) return why;
-  for (const int name : {TESSERA_BIAS, TESSERA_KEEP})
-    if (std::string why = refuse_grid(p, name); !why.empty()) return why;
-  return "";
+  return refuse_pairs(p);
 }
 
 void fill(Plan& plan, const core::Hints& hints) {

@@ -114,7 +114,7 @@ class Sm90Rows {
     issue_keys();
     wait_products<0>();
     keys_done();
-    Weights<scores> weights = first_weights(job());
+    Weights<scores> weights;
     weigh(job(), uniform(job().steps.begin), weights);
     pack();
     clear_out();
@@ -161,7 +161,7 @@ class Sm90Rows {
       landed(out_);
       turn_over();
     }
-    if (turns_over) weights = first_weights(this->job());
+    if (turns_over) weights = {};
     weigh(this->job(), turns_over ? uniform(this->job().steps.begin) : n, weights);
     finish_values(weights, !turns_over);
     if (!stores_first) turn_over();
@@ -345,19 +345,6 @@ class Sm90Rows {
   TESSERA_DEVICE Index row_at(const Sm90Job& job, int row, const rules::Steps& step) const {
     return job.q.plane * step.batch + (Index{job.q.first} + row) * step.row + job.item.head * step.head;
   }
-  // A sink is a key that every row sees, of weight 1 until a larger score comes, and of no value. (Of keys in splits it
-  // joins their sums at the end.)
-  TESSERA_DEVICE Weights<scores> first_weights(const Sm90Job& job) const {
-    Weights<scores> weights;
-    if (!p_.sinks || (S.parts && p_.splits > 1)) return weights;
-    const float sink = sink_of(job);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      weights.reference[r] = sink / p_.scale;
-      if (sink != minus_infinity && lane() % 4 == 0) weights.sum[r] = 1;
-    }
-    return weights;
-  }
   TESSERA_DEVICE float sink_of(const Sm90Job& job) const {
     return p_.sinks[job.item.head * p_.sink_step.head];
   }
@@ -413,17 +400,27 @@ class Sm90Rows {
   Word weight_[scores / 2];
 };
 
-// out and lse of this lane's rows. Rows past the sequence's used ones are zeros and -inf, as empty rows are.
+// out and lse of this lane's rows. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink
+// joins the sum of the others.
 template <Sm90ForwardSpec S>
 TESSERA_DEVICE void Sm90Rows<S>::store(const Sm90Job& job, const Weights<scores>& weights) {
   if constexpr (S.parts)
     if (p_.splits > 1) return store_partial(job, weights);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = weights.whole_sum(r);
+    float sum = weights.whole_sum(r);
     const int row = job.first_row + my_row() + 8 * r;
-    const bool stored = row < job.q.stored, empty = row >= job.q.used || sum == 0;  // a NaN is not empty
-    const float inverse = (S.pairs ? p_.pairs.keep_scale : 1) / sum;
+    const bool stored = row < job.q.stored, used = row < job.q.used, empty = !used || sum == 0;  // a NaN is not empty
+    float largest = empty ? minus_infinity : weights.reference[r] * p_.scale, share = 1;
+    if (p_.sinks && used) {
+      const float sink = sink_of(job), whole = fmaxf(largest, sink);
+      const auto weight = [&](float x) { return x == minus_infinity ? 0 : exp2_fast((x - whole) * log2_e); };
+      share = weight(largest);
+      sum = sum * share + weight(sink);
+      largest = whole;
+    }
+    if constexpr (S.pairs) share *= p_.pairs.keep_scale;
+    const float inverse = share / sum;
     unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row, p_.out_step);
 #pragma unroll
     for (int n = 0; n < S.dim_v / 8; n += 4) {
@@ -439,7 +436,7 @@ TESSERA_DEVICE void Sm90Rows<S>::store(const Sm90Job& job, const Weights<scores>
       if (stored && column < p_.dim_v) store_chunk(to + column, c);
     }
     if (p_.lse && stored && lane() % 4 == 0)
-      p_.lse[row_at(job, row, p_.lse_step)] = empty ? minus_infinity : weights.reference[r] * p_.scale + logf(sum);
+      p_.lse[row_at(job, row, p_.lse_step)] = largest == minus_infinity ? minus_infinity : largest + logf(sum);
   }
 }
 
