@@ -7,12 +7,13 @@
 
 namespace tessera::cuda {
 
-// Device, dtype, lengths.
+// Device, dtype, lengths, windows off the diagonal.
 std::string refuse_fast(const core::Problem& p, const core::Device& device);
 // What only pairs of a query and a key have, biases and keep masks aside, and sinks.
 std::string refuse_options(const core::Problem& p);
 // That, and other passes.
 std::string refuse_forward(const core::Problem& p, const core::Device& device);
+// Caches and rotation.
 std::string refuse_cache(const core::Problem& p);
 // Weights are powers of the scaled product.
 std::string refuse_scale(const core::Problem& p);

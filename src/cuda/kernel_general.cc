@@ -94,7 +94,7 @@ int splits_of(const Plan& plan, const Shape& s, const core::Hints& hints) {
   if (p.batch_invariant || s.cut.items == 0 || s.cut.items >= plan.device.sms) return 1;
   int64_t splits = std::min<int64_t>(2 * plan.device.sms / s.cut.items, rules::ceil_div(p.len_k, least_keys));
   if (hints.has_workspace_limit) {
-    const int64_t each = rows_of_q(p) * p.heads_q * rules::partial_size(p.dim_v) * 4;
+    const int64_t each = partial_bytes(p, 1);
     const int64_t room = (hints.workspace_limit - plan.workspace_bytes) / 64 * 64;  // regions are whole lines
     splits = std::min(splits, room / std::max<int64_t>(1, each));
   }
@@ -108,8 +108,7 @@ void fill_forward(Plan& plan, const core::Hints& hints) {
   s.cut.items *= s.cut.splits;
   plan.tile_rows = s.rows();
   plan.tile_keys = s.spec.width;
-  const int64_t pairs = rows_of_q(p) * p.heads_q;
-  if (s.cut.splits > 1) core::add_region(plan, "partials", pairs * s.cut.splits * rules::partial_size(p.dim_v) * 4);
+  if (s.cut.splits > 1) core::add_region(plan, "partials", partial_bytes(p, s.cut.splits));
   add_step(plan, s.spec, s.cut, s.cut.items, 32 * s.warps, s.shared_bytes, words_of(s));
   if (s.cut.splits > 1) add_combine_step(plan, s.cut.splits);
 }
@@ -165,6 +164,9 @@ void add_append_step(Plan& plan) {
       p.cache.page_size ? fmt::format("new tokens to pages of {}", p.cache.page_size) : "new tokens to their slots");
 }
 
+int64_t partial_bytes(const Problem& p, int64_t splits) {
+  return rows_of_q(p) * p.heads_q * splits * rules::partial_size(p.dim_v) * 4;
+}
 void add_combine_step(Plan& plan, int splits) {
   const Problem& p = plan.problem;
   add_small_step(plan, Task::combine, p.batch * p.len_q * p.heads_q, rules::most_warps, {.splits = splits},

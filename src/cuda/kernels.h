@@ -27,6 +27,7 @@ constexpr core::Kernel gpu_kernel(const char* name, decltype(core::Kernel::refus
 
 // Steps that other kernels take from the general ones: new tokens go into a cache; splits of each row's keys become one
 // (from `partials` in the workspace); rows past the last sequence of packed results are cleared.
+int64_t partial_bytes(const core::Problem& p, int64_t splits);  // of `partials`
 void add_append_step(core::Plan& plan);
 void add_combine_step(core::Plan& plan, int splits);
 void add_clear_step(core::Plan& plan);

@@ -163,7 +163,7 @@ class Sm90Copies {
       copy_box(to + slab * slab_bytes, map, full + stage * 8, slab * 64, row, kv, plane, Kept::often);
   }
 
-  // The pages of a tile's boxes, read while earlier tiles are copied. Entries past the sequence's keys are not read.
+  // The pages of a tile's boxes go to shared memory, all at once. Entries past the sequence's keys are not read.
   TESSERA_DEVICE void find_pages(const Sm90Job& job, int key) {
     if constexpr (S.parts) {
       if (p_.cache.page == 0) return;
