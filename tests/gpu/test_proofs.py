@@ -427,6 +427,18 @@ def test_B04_a_bad_key_stays_with_the_rows_that_see_it(mask, kernels):
 
 
 @by_each
+@pytest.mark.parametrize("sink", (0, -1000, 1000, -3.4e38, -math.inf))
+def test_B04_rows_without_keys_keep_their_sink_beside_a_bad_value(sink, kernels):
+    """Ten rows of a tile see nothing, and V is NaN where the others see it: out is 0 and lse the sink all the same."""
+    c = Case("forward bf16 h1 q70 k80 d64 mask=causal@at(-10) sink")
+    c.arrays["v"][0, 0] = math.nan
+    c.arrays["sinks"].fill_(sink)
+    c.run(kernels)
+    assert not c.arrays["out"][0, :10].float().any()
+    assert (c.arrays["lse"][0, 0, :10] == sink).all()
+
+
+@by_each
 def test_B05_no_finite_stand_in_for_minus_infinity(kernels):
     """However low a score is, a masked key weighs nothing beside it; a bias of -3e38 is a bias."""
     c = Case("forward f32 h1 q2 k2 d1 scale=1 mask=keep")
