@@ -32,6 +32,14 @@ bool has_any_pairs(const Problem& p) {
          core::has(p, TESSERA_EXCLUDE_KEYS) || core::has(p, TESSERA_DOCUMENTS_Q);
 }
 
+// Are scores more than products times the scale?
+bool adds_to_scores(const Problem& p) {
+  return core::has(p, TESSERA_BIAS) || core::has(p, TESSERA_SLOPES);
+}
+bool makes_scores(const Problem& p) {
+  return p.softcap != 0 || adds_to_scores(p);
+}
+
 // What ships for this dtype and the smallest dims that hold the problem's; it pads rows with zeros. Empty: nothing.
 std::span<const Sm90Choice> choices_for(const Problem& p, bool parts) {
   const std::span<const Sm90Choice> all = shipped_sm90_forward();
@@ -162,7 +170,7 @@ std::string refuse(const Problem& p, const Device& device) {
   if (const int32_t out = core::operand(p, TESSERA_OUT).dtype; out != core::data_dtype(p))
     return fmt::format("out is {}, which would show how its weights are rounded; it writes q's dtype",
                        rules::dtype_rows[out].text);
-  if (std::string why = has_any_pairs(p) ? "" : refuse_scale(p); !why.empty()) return why;
+  if (std::string why = makes_scores(p) ? "" : refuse_scale(p); !why.empty()) return why;
   if (std::string why = refuse_long(p); !why.empty()) return why;
   const Sm90ForwardSpec& spec = spec_for(p, device, {});
   if (const int64_t items = items_of(p, rules::tile_rows(spec)); items > most_items)
@@ -173,6 +181,11 @@ std::string refuse(const Problem& p, const Device& device) {
     if (std::string why = refuse_map(p, name); !why.empty()) return why;
   return refuse_pairs(p);
 }
+
+struct Cut {
+  const Sm90ForwardSpec& spec;  // of the table, which stays
+  int splits;
+};
 
 void fill(Plan& plan, const core::Hints& hints) {
   const Problem& p = plan.problem;
@@ -192,7 +205,7 @@ void fill(Plan& plan, const core::Hints& hints) {
                                 .blocks = std::min<int64_t>(items, plan.device.sms),
                                 .threads = kernel.code().threads,
                                 .shared_bytes = kernel.code().shared_bytes,
-                                .cut = std::make_shared<int>(splits)}};
+                                .cut = std::make_shared<Cut>(Cut{spec, splits})}};
   step.text =
       fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take turns at {} items, {} KiB shared",
                   plan.tile_rows, spec.tile_keys, spec.stages, step.launch.blocks, step.launch.threads, items,
@@ -203,14 +216,19 @@ void fill(Plan& plan, const core::Hints& hints) {
   if (core::packed_q(p) && p.rows_q > 0) add_clear_step(plan);
 }
 
-rules::Sm90PairParams pair_params(const Plan& plan, const core::Bindings& bound) {
+rules::Sm90PairParams pair_params(const Plan& plan, const Sm90ForwardSpec& spec,
+                                   const core::Bindings& bound) {
   const Problem& p = plan.problem;
   const double scale = scale_of(p);
-  return {.bias = grid_map(need_driver(), p, bound, TESSERA_BIAS, plan.tile_keys),
-          .keep = grid_map(need_driver(), p, bound, TESSERA_KEEP, plan.tile_keys),
+  const rules::GridMap bias = grid_map(need_driver(), p, bound, TESSERA_BIAS, plan.tile_keys);
+  const rules::GridMap keep = grid_map(need_driver(), p, bound, TESSERA_KEEP, plan.tile_keys);
+  const int bytes = rules::pair_bytes_of_tile(spec, bias.bytes > 0, keep.bytes > 0);
+  return {.bias = bias,
+          .keep = keep,
+          .slots = bytes > 0 ? std::min(rules::pair_bytes(spec) / bytes, rules::most_pair_slots) : 0,
           .softcap = static_cast<float>(p.softcap),
           .scale_to_cap = static_cast<float>(p.softcap != 0 ? scale / p.softcap : 0),
-          .scale = static_cast<float>(scale),
+          .scale = p.softcap == 0 && adds_to_scores(p) ? static_cast<float>(scale) : 1,
           .slopes = data_of<const float>(p, bound, TESSERA_SLOPES),
           .excluded = data_of<const unsigned char>(p, bound, TESSERA_EXCLUDE_KEYS),
           .documents_q = data_of<const int>(p, bound, TESSERA_DOCUMENTS_Q),
@@ -223,7 +241,7 @@ rules::Sm90PairParams pair_params(const Plan& plan, const core::Bindings& bound)
           .keep_scale = static_cast<float>(1 / (1 - p.dropout)),
           .drops = p.dropout != 0};
 }
-rules::Sm90ForwardParams params_of(const Plan& plan, const core::Bindings& bound, int splits) {
+rules::Sm90ForwardParams params_of(const Plan& plan, const Cut& cut, const core::Bindings& bound) {
   const Problem& p = plan.problem;
   const auto map = [&](int name, int rows) { return tensor_map(need_driver(), p, bound, name, rows); };
   const int rows = is_paged(p) ? static_cast<int>(std::gcd(p.cache.page_size, plan.tile_keys)) : plan.tile_keys;
@@ -233,6 +251,7 @@ rules::Sm90ForwardParams params_of(const Plan& plan, const core::Bindings& bound
                                      map(TESSERA_V, rows),
                                      {},
                                      static_cast<int>(items_of(p, plan.tile_rows)),
+                                     static_cast<int>(p.dim),
                                      static_cast<int>(p.dim_v),
                                      region_of<int>(plan, bound, "next"),
                                      data_of<const float>(p, bound, TESSERA_SINKS),
@@ -241,14 +260,15 @@ rules::Sm90ForwardParams params_of(const Plan& plan, const core::Bindings& bound
                                      cache_params(p, bound),
                                      fresh_lengths(p, bound),
                                      rows,
-                                     splits,
+                                     cut.splits,
                                      region_of<float>(plan, bound, "partials")};
   params.items *= params.splits;
   params.narrow_band = rules::narrowed(params.band);
   if (has_any_pairs(p)) {
-    params.pairs = pair_params(plan, bound);
-    params.scale = 1;
-    params.scale_log2 = static_cast<float>(M_LOG2E);
+    params.pairs = pair_params(plan, cut.spec, bound);
+    const double scale = makes_scores(p) ? 1 : scale_of(p);
+    params.scale = static_cast<float>(scale);
+    params.scale_log2 = static_cast<float>(scale * M_LOG2E);
   }
   return params;
 }
@@ -266,7 +286,7 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
       rules::GeneralParams params = general_params(plan, bound);
       launch_general(launcher, step, params);
     } else {
-      rules::Sm90ForwardParams params = params_of(plan, bound, *static_cast<const int*>(step.launch.cut.get()));
+      rules::Sm90ForwardParams params = params_of(plan, *static_cast<const Cut*>(step.launch.cut.get()), bound);
       launcher.zero(params.next, 1);
       launcher.launch(step, &params);
     }

@@ -74,8 +74,9 @@ struct GridMap {  // bias or keep: a box has keys of at most 128 bytes, of 64 qu
 // What pairs of a query and a key have, each if given.
 struct Sm90PairParams {
   GridMap bias, keep;
+  int slots;                    // tiles of both that shared memory holds
   float softcap, scale_to_cap;  // scale / softcap
-  float scale;                  // without softcap
+  float scale;                  // of products to what bias and slopes add to; 1 with softcap, and where neither is
   const float* slopes;
   const unsigned char* excluded;
   const int *documents_q, *documents_k;
@@ -84,12 +85,13 @@ struct Sm90PairParams {
   float keep_scale;  // 1 / (1 - p), 1 without dropout
   bool drops;
 };
-// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. q, k, v, their steps, bias,
-// keep and the wide band are not read. With `pairs` scale is 1.
+// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. What else says where q, k, v,
+// bias and keep are is read for rows that are attended twice; the wide band is not read. With `pairs` `scale` is that of
+// scores that have all of it.
 struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
   NarrowBand narrow_band;
-  int items, dim_v;
+  int items, dim, dim_v;
   int* next;           // how many items were taken, 0 before the launch: whoever is free takes the next
   const float* sinks;  // of each head; may be absent
   Steps sink_step;

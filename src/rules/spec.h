@@ -94,9 +94,14 @@ TESSERA_RULE int tile_rows(const Sm90ForwardSpec& s) {
 TESSERA_RULE int slabs_of(int dim) {  // of 64 columns, 128 bytes a row, as the copy engine writes them
   return (dim + 63) / 64;
 }
-TESSERA_RULE int pair_bytes(const Sm90ForwardSpec& s) {  // a tile of bias, two bytes a pair, and of keep, one
-  return s.pairs ? 3 * tile_rows(s) * s.tile_keys : 0;
+// A tile of bias takes two bytes a pair, one of keep a byte. There is room for two tiles of bias, one of both, four of keep.
+TESSERA_RULE int pair_bytes(const Sm90ForwardSpec& s) {
+  return s.pairs ? 4 * tile_rows(s) * s.tile_keys : 0;
 }
+TESSERA_RULE int pair_bytes_of_tile(const Sm90ForwardSpec& s, bool bias, bool keep) {
+  return ((bias ? 2 : 0) + (keep ? 1 : 0)) * tile_rows(s) * s.tile_keys;
+}
+inline constexpr int most_pair_slots = 4;
 inline constexpr int page_slots = 4;  // tiles whose pages are known
 TESSERA_RULE int page_bytes(const Sm90ForwardSpec& s) {
   return s.parts ? page_slots * 4 * s.tile_keys : 0;

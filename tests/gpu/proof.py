@@ -1,5 +1,12 @@
-"""What the proofs of test_proofs.py are made of: a problem line with its operands, each in memory of its own that is watched, and
-the float64 answers that it is judged by."""
+"""What the proofs are made of: a problem line with its operands, each in memory of its own that is watched, and the float64
+answers that it is judged by.
+
+The proofs, the test files beside this one, are what a GPU must show once, beside `tessera check` and
+python/tests/test_cuda.py. docs/gpu/CASES.md says which case is proven by what. `scripts/gpu-test proofs` runs them; they take
+80 GB of a GPU's memory.
+
+TESSERA_PROOF_DEVICE=cpu runs the same tests, with small numbers, on the processor: a test of the tests.
+"""
 
 import hashlib
 import math
@@ -188,8 +195,9 @@ def assert_same(one, other):
         assert torch.equal(one[name], other[name].to(one[name].device)), name
 
 
-def reference(arrays, causal=False, scale=None, drop=None):
-    """float64, in pieces: what forward and, where dout is among the arrays, backward return of a dense problem."""
+def reference(arrays, causal=False, scale=None, drop=None, softcap=0):
+    """float64, in pieces: what forward and, where dout is among the arrays, backward (which has no softcap here) return of a
+    dense problem."""
     shape, heads_kv, keys = arrays["q"].shape, arrays["k"].shape[2], arrays["k"].shape[1]
     batch, rows, heads, dim = shape
     group, scale, backward = heads // heads_kv, scale or dim**-0.5, "dout" in arrays
@@ -205,6 +213,8 @@ def reference(arrays, causal=False, scale=None, drop=None):
             of_pairs = lambda x: x[:, h if x.shape[1] > 1 else all_of, r if x.shape[2] > 1 else all_of]  # noqa: E731, B023
             q = arrays["q"][:, r, h].double().transpose(1, 2)
             s = q @ k.mT * scale
+            if softcap:
+                s = softcap * torch.tanh(s / softcap)
             if "bias" in arrays:
                 s += of_pairs(arrays["bias"])
             if "keep" in arrays:
@@ -212,8 +222,12 @@ def reference(arrays, causal=False, scale=None, drop=None):
             if causal:
                 at = torch.arange(r.start, r.stop, device=DEVICE)[:, None] + keys - rows
                 s.masked_fill_(torch.arange(keys, device=DEVICE) > at, -math.inf)
-            lse = torch.logsumexp(s, -1, keepdim=True)
-            weight = torch.exp(s - lse.clamp_min(-1e300))
+            sink = of_pairs(arrays["sinks"].double().transpose(1, 2)) if "sinks" in arrays else s.new_tensor(-math.inf)
+            largest = torch.maximum(s.amax(-1, keepdim=True), sink).clamp_min(-1e300)
+            weight = s.sub_(largest).exp_()
+            total = weight.sum(-1, keepdim=True) + torch.exp(sink - largest)
+            lse = largest + torch.log(total)
+            weight /= total.clamp_min(1)  # 0 where there is no key
             kept = weight if drop is None else weight * of_pairs(drop)
             out = kept @ v
             made["out"][:, r, h] = out.transpose(1, 2)

@@ -13,7 +13,7 @@ using rules::Word;
 using Address = unsigned;  // in shared memory
 
 constexpr float infinity = rules::infinity<float>, minus_infinity = -infinity;
-constexpr float log2_e = 1.4426950408889634f;
+constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 #if __CUDA_ARCH__ / 10 == 90
 inline constexpr bool is_sm90 = true;
 #else
@@ -34,6 +34,12 @@ TESSERA_DEVICE Address anew(Address address) {
 // What memory held is read again after this.
 TESSERA_DEVICE void forget() {
   asm volatile("" ::: "memory");
+}
+
+// An array that is to lie in memory (local), and is read again after this.
+template <class T>
+TESSERA_DEVICE void keep_in_memory(T& x) {
+  asm volatile("" ::"l"(&x) : "memory");
 }
 
 // This thread's index, read from the chip again each time, so that it takes no register for long.

@@ -209,28 +209,30 @@ class Sm90Copies {
       const rules::GridMap &bias = p_.pairs.bias, &keep = p_.pairs.keep;
       const int bytes = bias.bytes + keep.bytes, key = row - corner.first_key;
       if (bytes == 0) return;
-      const Address full = shared_address(&shared_.pairs_full);
-      wait(shared_address(&shared_.pairs_empty), pairs_++ & 1 ^ 1);
+      const Address full = shared_address(&shared_.pairs_full[pairs_.stage()]);
+      wait(shared_address(&shared_.pairs_empty[pairs_.stage()]), pairs_.parity() ^ 1);
       arrive_expecting(full, S.groups * bytes);
 #pragma unroll
       for (int g = 0; g < S.groups; ++g) {
-        const Address to = Sm90Pairs<S>::tile(shared_address(shared_.pairs), g);
+        const Address to = Sm90Pairs<S>::tile(shared_address(shared_.pairs), p_.pairs, pairs_.stage(), g);
         const int query = corner.first_row + 64 * g;
         if (bias.bytes > 0)
           for (int slab = 0; slab < S.tile_keys / 64; ++slab)
             copy_box(to + slab * (64 * 128), &bias.map, full, key + 64 * slab, query * bias.query,
                      corner.head * bias.head, corner.batch * bias.batch, Kept::often);
         if (keep.bytes > 0)
-          copy_box(to + Sm90Pairs<S>::bias_bytes, &keep.map, full, key, query * keep.query, corner.head * keep.head,
+          copy_box(to + Sm90Pairs<S>::keep_begin(p_.pairs), &keep.map, full, key, query * keep.query, corner.head * keep.head,
                    corner.batch * keep.batch, Kept::often);
       }
+      pairs_.advance(p_.pairs.slots);
     }
   }
 
   const Sm90ForwardParams& p_;
   Sm90Shared<S>& shared_;
-  unsigned k_ = 0, v_ = 0, pairs_ = 0, pages_ = 0;  // tiles so far
-  int keys_ = 0;                                    // with pages, of the sequence
+  unsigned k_ = 0, v_ = 0, pages_ = 0;  // tiles so far
+  TurningRing pairs_;
+  int keys_ = 0;  // with pages, of the sequence
 };
 
 }  // namespace tessera::device

@@ -31,8 +31,10 @@ TESSERA_DEVICE void sm90_forward(const Sm90ForwardParams& p, Sm90Shared<S>& shar
     }
     make_barrier(shared_address(&shared.job_wanted), 1);
     make_barrier(shared_address(&shared.job_found), 1);
-    make_barrier(shared_address(&shared.pairs_full), 1);
-    make_barrier(shared_address(&shared.pairs_empty), 4 * S.groups);
+    for (int i = 0; i < rules::most_pair_slots; ++i) {
+      make_barrier(shared_address(&shared.pairs_full[i]), 1);
+      make_barrier(shared_address(&shared.pairs_empty[i]), 4 * S.groups);
+    }
     show_barriers();
   }
   __syncthreads();

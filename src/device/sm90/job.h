@@ -27,6 +27,15 @@ TESSERA_DEVICE rules::NarrowBand band_of(const Sm90ForwardParams& p, const Rows&
   band.offset = offset;
   return band;
 }
+// Keys that some row of the sequence sees; what V has at others must not be multiplied, even by zero.
+struct SeenKeys {
+  Keys near, head;
+  TESSERA_DEVICE bool has(int key) const { return near.has(key) || head.has(key); }
+};
+TESSERA_DEVICE SeenKeys seen_keys(const Sm90ForwardParams& p, const Sm90Job& job) {
+  const auto whole = rules::visit_of<int>(band_of(p, job.k, job.offset), {0, job.q.used});
+  return {keys_of(whole.near), keys_of(whole.head)};
+}
 
 template <Sm90ForwardSpec S>
 struct Sm90Shared {
@@ -38,10 +47,21 @@ struct Sm90Shared {
   int pages[rules::page_bytes(S) / 4 + 4];
   Sm90Job jobs[4];  // one is written while a slow group may still store the one before the last
   Barrier q_full[S.q_stages][S.groups], q_empty[S.q_stages][S.groups];
-  Barrier k_full[S.stages], k_empty[S.stages], v_full[S.stages], v_empty[S.stages], pairs_full, pairs_empty;
+  Barrier k_full[S.stages], k_empty[S.stages], v_full[S.stages], v_empty[S.stages];
+  Barrier pairs_full[rules::most_pair_slots], pairs_empty[rules::most_pair_slots];
   Barrier job_wanted, job_found;
 };
 
+// The same of a ring whose length is known at run time.
+class TurningRing {
+ public:
+  TESSERA_DEVICE unsigned stage() const { return at_ / 2; }
+  TESSERA_DEVICE unsigned parity() const { return at_ & 1; }
+  TESSERA_DEVICE void advance(unsigned stages) { at_ = at_ + 2 < 2 * stages ? at_ + 2 : parity() ^ 1; }
+
+ private:
+  unsigned at_ = 0;  // both in one register
+};
 // Of the n-th tile that goes through a ring.
 template <int stages>
 struct Ring {

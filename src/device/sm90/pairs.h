@@ -11,18 +11,17 @@ namespace tessera::device {
 using rules::Sm90ForwardSpec;
 using rules::Sm90PairParams;
 
-// tanh of |x| <= tanh_edge by a polynomial (relative error 2^-22.6), of larger ones by an exponential.
+// cap tanh(x), whose error is some 2^-21 of cap, by an exponential; of |x| <= tanh_edge by a polynomial (2^-22.6 of it).
 inline constexpr float tanh_edge = 0.6f;
-TESSERA_DEVICE float tanh_of_small(float x) {
+TESSERA_DEVICE float capped(float x, float cap) {
+  return fmaf(-2 * cap, __fdividef(1, exp2_fast(x * (2 * log2_e)) + 1), cap);
+}
+TESSERA_DEVICE float capped_small(float x, float cap) {
   const float y = x * x;
   float t = fmaf(y, 0.01564045f, -0.05223109f);
   t = fmaf(y, t, 0.1331352f);
   t = fmaf(y, t, -0.3333262f);
-  return fmaf(x * y, t, x);
-}
-TESSERA_DEVICE float tanh_of_large(float x) {
-  const float t = 1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * log2_e)) + 1);
-  return copysignf(t, x);
+  return cap * fmaf(x * y, t, x);
 }
 
 // Where a lane's scores are: rows `row` and `row` + 8, of keys from `first` on those at columns 8 n + column and the
@@ -35,23 +34,27 @@ template <Sm90ForwardSpec S>
 class Sm90Pairs {
  public:
   using Scores = float[S.tile_keys / 2];
-  static constexpr int bias_bytes = 64 * S.tile_keys * 2;  // of a warpgroup; its keep lies behind
-  static TESSERA_DEVICE Address tile(Address all, int group) { return all + group * (bias_bytes * 3 / 2); }
+  // A warpgroup's bias in a slot of shared memory, and behind it its keep.
+  static TESSERA_DEVICE int keep_begin(const Sm90PairParams& p) { return p.bias.bytes > 0 ? 64 * S.tile_keys * 2 : 0; }
+  static TESSERA_DEVICE Address tile(Address all, const Sm90PairParams& p, int slot, int group) {
+    const int bytes = rules::pair_bytes_of_tile(S, p.bias.bytes > 0, p.keep.bytes > 0) / S.groups;
+    return all + (slot * S.groups + group) * bytes;
+  }
 
   TESSERA_DEVICE Sm90Pairs(const Sm90PairParams& p, int batch, int head, const Rows& q, const Rows& k, int offset)
       : p_(p), batch_(batch), head_(head), q_(q), k_(k), offset_(offset) {}
 
   TESSERA_DEVICE bool has_grids() const { return p_.bias.bytes + p_.keep.bytes > 0; }
+  // A row whose sum is NaN may have it from a key that a bias of -inf takes away.
+  TESSERA_DEVICE bool may_be_lost(float sum) const { return p_.bias.bytes > 0 && sum != sum; }
+  TESSERA_DEVICE bool may_drop_keys() const { return has_grids() || p_.excluded || p_.documents_q; }
 
   // From products to scores. `tile`: this warpgroup's bias and keep in shared memory, which have come.
   TESSERA_DEVICE void score(Scores& s, Place at, Address tile) const {
     if (p_.softcap != 0) cap(s);
-    else
-#pragma unroll
-      for (int i = 0; i < S.tile_keys / 2; ++i) s[i] *= p_.scale;
     if (p_.slopes) slope(s, at);
-    if (p_.bias.bytes > 0) add_bias(s, tile);
-    if (p_.keep.bytes > 0) keep(s, tile + bias_bytes);
+    if (p_.bias.bytes > 0) add_bias(s, tile, p_.slopes ? 1 : p_.scale);
+    if (p_.keep.bytes > 0) keep(s, tile + keep_begin(p_));
   }
   TESSERA_DEVICE void exclude(Scores& s, Place at) const {
     if (p_.excluded) drop_excluded(s, at);
@@ -61,9 +64,34 @@ class Sm90Pairs {
     return p_.excluded[batch_ * p_.excluded_step.batch + key * p_.excluded_step.row] != 0;
   }
 
+  // The same of one pair, from global memory.
+  TESSERA_DEVICE float score_of(const rules::ForwardParams& p, float product, int row, int key) const {
+    const float x = product * p_.scale_to_cap;
+    float s = p_.softcap == 0        ? product * p_.scale
+              : fabsf(x) <= tanh_edge ? capped_small(x, p_.softcap)
+                                      : capped(x, p_.softcap);
+    if (p_.slopes) s -= rules::alibi(slope_of_head(), fabsf(static_cast<float>(row + offset_ - key)));
+    const auto place = [&](const rules::Steps& step) {
+      return batch_ * step.batch + head_ * step.head + row * step.row + key;
+    };
+    if (p_.bias.bytes > 0) {
+      const float bias = Number<S.dtype>::unpack(p.bias[place(p.bias_step)]);
+      s = bias == minus_infinity ? bias : s + bias;
+    }
+    if (p_.keep.bytes > 0 && !p.keep[place(p.keep_step)]) return minus_infinity;
+    if (p_.excluded && is_excluded(key)) return minus_infinity;
+    if (p_.documents_q) {
+      const int document = document_of(p_.documents_q, p_.document_q_step, q_, row);
+      if (document < 0 || document != document_of(p_.documents_k, p_.document_k_step, k_, key)) return minus_infinity;
+    }
+    return s;
+  }
+  TESSERA_DEVICE bool keeps(int row, int key, int heads) const {
+    return dropout(heads).keeps(row, key);
+  }
+
   TESSERA_DEVICE void drop_out(Scores& weights, Place at, int heads) const {
-    rules::Dropout dropout = p_.dropout;
-    dropout.plane = static_cast<Word>(batch_ * heads + head_);
+    const rules::Dropout dropout = this->dropout(heads);
     if (dropout.threshold == 0) return;
     const Word last = static_cast<Word>(dropout.threshold - 1);  // in 32 bits, also where nothing is kept
 #pragma unroll
@@ -82,24 +110,35 @@ class Sm90Pairs {
     return thread_index() & 31;
   }
 
+  TESSERA_DEVICE rules::Dropout dropout(int heads) const {
+    rules::Dropout dropout = p_.dropout;
+    dropout.plane = static_cast<Word>(batch_ * heads + head_);
+    return dropout;
+  }
+  TESSERA_DEVICE float slope_of_head() const {
+    return p_.slopes[batch_ * p_.slope_step.batch + head_ * p_.slope_step.head];
+  }
   TESSERA_DEVICE void cap(Scores& s) const {
-    bool small = true;
+    // The polynomial in products themselves: what it is multiplied by is the same for all.
+    const float a = p_.scale_to_cap, b = a * a, c = a * p_.softcap;
+    const float c4 = 0.01564045f * b * b * b * b * c, c3 = -0.05223109f * b * b * b * c, c2 = 0.1331352f * b * b * c;
+    const float c1 = -0.3333262f * b * c;
+    float largest = 0;
 #pragma unroll
-    for (int i = 0; i < S.tile_keys / 2; ++i) {
-      s[i] *= p_.scale_to_cap;
-      small = small && fabsf(s[i]) <= tanh_edge;
-    }
-    if (__all_sync(0xFFFFFFFFu, small)) {
+    for (int i = 0; i < S.tile_keys / 2; ++i) largest = fmaxf(largest, fabsf(s[i]));
+    if (__all_sync(0xFFFFFFFFu, largest * fabsf(a) <= tanh_edge)) {
 #pragma unroll
-      for (int i = 0; i < S.tile_keys / 2; ++i) s[i] = p_.softcap * tanh_of_small(s[i]);
+      for (int i = 0; i < S.tile_keys / 2; ++i) {
+        const float y = s[i] * s[i];
+        s[i] *= fmaf(y, fmaf(y, fmaf(y, fmaf(y, c4, c3), c2), c1), c);
+      }
     } else {
 #pragma unroll
-      for (int i = 0; i < S.tile_keys / 2; ++i)
-        s[i] = p_.softcap * (fabsf(s[i]) <= tanh_edge ? tanh_of_small(s[i]) : tanh_of_large(s[i]));
+      for (int i = 0; i < S.tile_keys / 2; ++i) s[i] = capped(s[i] * a, p_.softcap);
     }
   }
   TESSERA_DEVICE void slope(Scores& s, Place at) const {
-    const float slope = p_.slopes[batch_ * p_.slope_step.batch + head_ * p_.slope_step.head];
+    const float slope = slope_of_head();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float ahead = static_cast<float>(at.row + 8 * r + offset_ - at.first - at.column);  // of the first key
@@ -107,14 +146,15 @@ class Sm90Pairs {
       for (int n = 0; n < S.tile_keys / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          s[4 * n + 2 * r + i] -= rules::alibi(slope, fabsf(ahead - static_cast<float>(8 * n + i)));
+          s[4 * n + 2 * r + i] = fmaf(s[4 * n + 2 * r + i], p_.scale,
+                                      -rules::alibi(slope, fabsf(ahead - static_cast<float>(8 * n + i))));
     }
   }
-  // As matrices of 8 x 8 numbers, whose places in lanes are the products'.
-  TESSERA_DEVICE void add_bias(Scores& s, Address tile) const {
+  // A bias of -inf beside a product that is NaN makes a NaN here, where the key does not exist: see `may_be_lost`. As
+  // matrices of 8 x 8 numbers, whose places in lanes are the products'.
+  TESSERA_DEVICE void add_bias(Scores& s, Address tile, float scale) const {
     const int thread = thread_index() & 127, l = thread & 31;
     const int row = (thread / 32 * 16 + (l & 8) + (l & 7)) * p_.bias.query, swizzle = row & 7;
-    const auto add = [](float& x, float bias) { x = bias == minus_infinity ? bias : x + bias; };
 #pragma unroll
     for (int n = 0; n < S.tile_keys / 8; n += 2) {
       const int chunk = (n + l / 16) % 8 ^ swizzle;
@@ -123,8 +163,8 @@ class Sm90Pairs {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         float* const two = s + 4 * (n + w / 2) + 2 * (w % 2);
-        add(two[0], Number<S.dtype>::unpack(m[w] & 0xFFFF));
-        add(two[1], Number<S.dtype>::unpack(m[w] >> 16));
+        two[0] = fmaf(two[0], scale, Number<S.dtype>::unpack(m[w] & 0xFFFF));
+        two[1] = fmaf(two[1], scale, Number<S.dtype>::unpack(m[w] >> 16));
       }
     }
   }

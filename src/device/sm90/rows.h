@@ -1,25 +1,34 @@
 // A warpgroup that attends 64 rows.
 #pragma once
-#include "device/sm90/job.h"
+#include "device/sm90/retry.h"
 
 namespace tessera::device {
 
-// The weights of this lane's two rows: 0 is row lane / 4 of the warp's sixteen, 1 the eighth after it.
+// The weights of this lane's two rows: 0 is row lane / 4 of the warp's sixteen, 1 the eighth after it. They are exp2 of
+// scores less a base, which is a whole number: a row that changes it multiplies its sums by a power of two, exactly, so
+// that no bit depends on when it does.
 template <int scores>
 struct Weights {
-  float reference[2] = {minus_infinity, minus_infinity}, sum[2] = {0, 0}, shrink[2];
-  bool uncommon;  // some row of the warp shrinks its sums, or has large scores
+  // Bases beyond it have no fractions left for scores. Where it stands at its negative a row saw no key, or scores below:
+  // such rows are attended once more.
+  static constexpr float most = 1 << 22;
+  static constexpr float slack = 8;  // how far weights may grow before the base follows, as a power of two
+
+  float base[2] = {-most, -most}, sum[2] = {0, 0};
+  float shrink[2];  // what earlier sums are owed
+  float added[2];   // the last tile's share of `sum`
+  bool uncommon;    // some row of the warp shrinks its sums
+
+  TESSERA_DEVICE bool is_lost(int r) const { return !(fabsf(base[r]) < most); }
 
   // Of all lanes of a row.
-  TESSERA_DEVICE float whole_sum(int r) const {
-    const float both = sum[r] + from_lane(sum[r], 1);
+  static TESSERA_DEVICE float whole(float sum) {
+    const float both = sum + from_lane(sum, 1);
     return both + from_lane(both, 2);
   }
 
-  // Scores become weights, exp2(scale (score - reference)). A row's reference is its largest score so far, but follows
-  // it only once a weight would pass 2^slack; `shrink` is what all earlier sums are then owed.
-  TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2, float slack) {
-    float offset[2], taken[2];
+  // Scores become weights. The base follows the largest score.
+  TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = minus_infinity;
@@ -27,31 +36,51 @@ struct Weights {
       for (int i = 2 * r; i < scores; i += 4) largest = fmaxf(largest, fmaxf(s[i], s[i + 1]));
       largest = fmaxf(largest, from_lane(largest, 1));
       largest = fmaxf(largest, from_lane(largest, 2));
-      const float grown = (largest - reference[r]) * scale_log2;
-      const bool follows = grown > slack;  // false where both are -inf
+      const float wanted = rintf(largest * scale_log2), grown = wanted - base[r];
+      const bool follows = grown > slack;
       shrink[r] = follows ? exp2_fast(-grown) : 1;
-      if (follows) reference[r] = largest;
-      // Fused, all weights of a row have a factor in common, what this product is rounded by. Of scores so large that
-      // it could be seen, the reference is taken away first.
-      const float product = reference[r] == minus_infinity ? 0 : reference[r] * scale_log2;
-      const bool large = !(fabsf(product) <= 2048);
-      taken[r] = large ? reference[r] : 0;
-      offset[r] = large ? 0 : -product;
+      if (follows) base[r] = wanted;
     }
-    uncommon = __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1 || taken[0] != 0 || taken[1] != 0);
-    if (uncommon) {
+    uncommon = __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1);
+    exponentiate(s, scale_log2);
 #pragma unroll
-      for (int i = 0; i < scores; ++i) s[i] -= taken[i / 2 & 1];
+    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], shrink[r], added[r]);
+  }
+
+  // The same of rows that have a base. Their largest scores are not looked for: whether the base must follow is told by
+  // the weights, and if so (`uncommon`) `settle` puts them right.
+  TESSERA_DEVICE void weigh_by_base(float (&s)[scores], float scale_log2) {
+    exponentiate(s, scale_log2);
+    constexpr float limit = 1 << static_cast<int>(slack);
+    uncommon = __any_sync(0xFFFFFFFFu, added[0] > limit || added[1] > limit);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += added[r];
+  }
+  TESSERA_DEVICE void settle(float (&s)[scores]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      constexpr float limit = 1 << static_cast<int>(slack);
+      const float all = whole(added[r]);
+      const float grown = all > limit ? static_cast<float>(min((__float_as_int(all) >> 23) - 127, 126)) : 0;
+      shrink[r] = exp2_fast(-grown);
+      base[r] = all == infinity ? infinity : base[r] + grown;
+      sum[r] *= shrink[r];
+#pragma unroll
+      for (int i = 2 * r; i < scores; i += 4) s[i] *= shrink[r], s[i + 1] *= shrink[r];
     }
+  }
+
+ private:
+  TESSERA_DEVICE void exponentiate(float (&s)[scores], float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float even = 0, odd = 0;
 #pragma unroll
       for (int i = 2 * r; i < scores; i += 4) {
-        even += s[i] = exp2_fast(fmaf(s[i], scale_log2, offset[r]));
-        odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, offset[r]));
+        even += s[i] = exp2_fast(fmaf(s[i], scale_log2, -base[r]));
+        odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, -base[r]));
       }
-      sum[r] = fmaf(sum[r], shrink[r], even + odd);
+      added[r] = even + odd;
     }
   }
 };
@@ -121,11 +150,11 @@ class Sm90Rows {
     while (true) {
       const Sm90Job& job = this->job();
       const int end_step = uniform(job.steps.end);
-      const Keys clean = {uniform(job.clean.begin), uniform(min(job.clean.end, job.steps.end))};
+      Keys clean = {uniform(job.clean.begin), uniform(min(job.clean.end, job.steps.end))};
+      if (S.pairs && p_.pairs.excluded) clean = {0, 0};  // v's rows of such keys may hold anything
       bool turns_over = false;
       for (int n = uniform(job.steps.begin) + 1; !turns_over; ++n) {
-        if constexpr (!S.pairs)
-          for (; clean.begin < n && n < clean.end; ++n) clean_step(weights);
+        for (; clean.begin < n && n < clean.end; ++n) clean_step(job, n, weights);
         turns_over = n == end_step;
         if (turns_over) {
           q_done();
@@ -151,7 +180,7 @@ class Sm90Rows {
     const Weights<scores> before = weights;
     const auto turn_over = [&] {
       if (!turns_over) return;
-      store(job, before);
+      finish(job, before);
       clear_out();
     };
     // Where there are no registers for two items' weights; the other groups work while one stores.
@@ -163,13 +192,13 @@ class Sm90Rows {
     }
     if (turns_over) weights = {};
     weigh(this->job(), turns_over ? uniform(this->job().steps.begin) : n, weights);
-    finish_values(weights, !turns_over);
+    finish_values<false>(weights, !turns_over);
     if (!stores_first) turn_over();
     pack();
   }
   // The same of a tile that every row sees whole, as the one before. The loop that does most of the work holds no mask:
   // even untaken it costs.
-  TESSERA_DEVICE void clean_step(Weights<scores>& weights) {
+  TESSERA_DEVICE void clean_step(const Sm90Job& job, int n, Weights<scores>& weights) {
     await_keys();
     begin_turn();
     issue_keys();
@@ -178,8 +207,17 @@ class Sm90Rows {
     end_turn();
     wait_products<1>();
     keys_done();
-    weights.weigh(s_, p_.scale_log2, p_.slack);
-    finish_values(weights, true);
+    if constexpr (S.pairs) {
+      score(job, job.walk.tile(n));
+      if (pairs_of(job).may_drop_keys() || p_.pairs.drops) {
+        weights.weigh(s_, p_.scale_log2);
+        drop_out(job, n);
+        finish_values<false>(weights, true);
+        return pack();
+      }
+    }
+    weights.weigh_by_base(s_, p_.scale_log2);
+    finish_values<true>(weights, true);
     pack();
   }
   TESSERA_DEVICE void end(const Sm90Job& job, const Weights<scores>& weights) {
@@ -189,17 +227,19 @@ class Sm90Rows {
     wait_products<0>();
     landed(out_);
     values_done();
-    store(job, weights);
+    finish(job, weights);
   }
   TESSERA_DEVICE void weigh(const Sm90Job& job, int n, Weights<scores>& weights) {
     if constexpr (S.pairs) score(job, job.walk.tile(n));
     if (uniform(!job.clean.has(n))) mask(job, job.walk.tile(n));
-    weights.weigh(s_, p_.scale_log2, p_.slack);
-    if constexpr (S.pairs)
-      if (p_.pairs.drops) {
-        forget();  // what is known of the item is read again, and takes no registers beside the exponentials
-        pairs_of(job).drop_out(s_, place_in(job, job.walk.tile(n)), p_.heads);
-      }
+    weights.weigh(s_, p_.scale_log2);
+    if constexpr (S.pairs) drop_out(job, n);
+  }
+  TESSERA_DEVICE void drop_out(const Sm90Job& job, int n) {
+    landed(s_);
+    if (!p_.pairs.drops) return;
+    forget();  // what is known of the item is read again, and takes no registers beside the exponentials
+    pairs_of(job).drop_out(s_, place_in(job, job.walk.tile(n)), p_.heads);
   }
   TESSERA_DEVICE Sm90Pairs<S> pairs_of(const Sm90Job& job) const {
     return {p_.pairs, job.item.batch, job.item.head, job.q, job.k, job.offset};
@@ -210,17 +250,21 @@ class Sm90Rows {
   TESSERA_DEVICE void score(const Sm90Job& job, int tile) {
     const Sm90Pairs<S> pairs = pairs_of(job);
     const Place at = place_in(job, tile);
-    if (pairs.has_grids()) wait(shared_address(&shared_.pairs_full), pairs_++ & 1);
-    pairs.score(s_, at, pairs.tile(shared_address(shared_.pairs), group_));
+    if (pairs.has_grids()) wait(shared_address(&shared_.pairs_full[pairs_.stage()]), pairs_.parity());
+    pairs.score(s_, at, pairs.tile(shared_address(shared_.pairs), p_.pairs, pairs_.stage(), group_));
     if (pairs.has_grids()) {
       __syncwarp();
-      if (lane() == 0) arrive(shared_address(&shared_.pairs_empty));
+      if (lane() == 0) arrive(shared_address(&shared_.pairs_empty[pairs_.stage()]));
+      pairs_.advance(p_.pairs.slots);
     }
     pairs.exclude(s_, at);
+    landed(s_);
   }
-  TESSERA_DEVICE void finish_values(const Weights<scores>& weights, bool rescales) {
+  template <bool settles>
+  TESSERA_DEVICE void finish_values(Weights<scores>& weights, bool rescales) {
     // A branch, and a wait in each arm: in one piece ptxas moves the wait above the exponentials.
     if (weights.uncommon) {
+      if constexpr (settles) weights.settle(s_);
       wait_products<0>();
       landed(out_);
       if (rescales)  // by exactly 1 where a row did not ask for it
@@ -323,13 +367,12 @@ class Sm90Rows {
     const auto covers = [&](const Keys& keys) { return keys.begin <= first && end <= keys.end; };
     const bool some_excluded = S.pairs && p_.pairs.excluded;
     if (!some_excluded && (covers(job.walk.near) || covers(job.walk.head))) return;
-    const auto whole = rules::visit_of<int>(band_of(p_, job.k, job.offset), {0, job.q.used});
-    Keys near = keys_of(whole.near);
-    const Keys head = keys_of(whole.head);
-    if (!p_.keys.cu && near.end == job.k.stored) near.end = max(near.end, end);  // past a tensor's end zeros came
-    if (!some_excluded && (covers(near) || covers(head))) return;
+    SeenKeys keys = seen_keys(p_, job);
+    if (!p_.keys.cu && keys.near.end == job.k.stored)  // past a tensor's end zeros came
+      keys.near.end = max(keys.near.end, end);
+    if (!some_excluded && (covers(keys.near) || covers(keys.head))) return;
     const auto seen = [&](int key) {
-      return (near.has(key) || head.has(key)) && !(some_excluded && key < job.k.used && pairs_of(job).is_excluded(key));
+      return keys.has(key) && !(some_excluded && key < job.k.used && pairs_of(job).is_excluded(key));
     };
     const Address v = shared_address(shared_.v[0]) + Slot::stage(v_) * Layout::v_bytes;
     for (int n = thread(); n < S.tile_keys; n += 128) {
@@ -372,46 +415,66 @@ class Sm90Rows {
         p_.lse[row_at(job, row, p_.lse_step)] = p_.sinks && row < job.q.used ? sink_of(job) : minus_infinity;
     }
   }
-  TESSERA_DEVICE void store(const Sm90Job& job, const Weights<scores>& weights);
-  TESSERA_DEVICE void store_partial(const Sm90Job& job, const Weights<scores>& weights) const {
+  TESSERA_DEVICE bool sees_keys(const Sm90Job& job, int row) const {  // of the item's steps, or nearly so
+    const int last = job.walk.tile(job.steps.end - 1), first = job.walk.tile(job.steps.begin);
+    const int begin = min(first, last) * S.tile_keys, end = (max(first, last) + 1) * S.tile_keys;
+    const rules::NarrowBand band = band_of(p_, job.k, job.offset);
+    const auto meets = [&](const Keys& keys) { return max(keys.begin, begin) < min(keys.end, end); };
+    return row < job.q.used && (meets(keys_of(band.near(row))) || meets(keys_of(band.head(row))));
+  }
+  // Stores this lane's rows; those whose scores were beyond what weights serve are attended once more for it.
+  TESSERA_DEVICE void finish(const Sm90Job& job, const Weights<scores>& weights) {
+    const int row = job.first_row + my_row();
+    bool again[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = weights.whole_sum(r);  // before some lanes leave
-      const int row = job.first_row + my_row() + 8 * r;
-      if (row >= job.q.used) continue;
-      float* const to = partial(job, row);
-      const int column = lane() % 4 * 2;
+      const RowSums sums = {weights.base[r] * ln_2, weights.whole(weights.sum[r])};
+      bool lost = weights.is_lost(r);
+      if constexpr (S.pairs) lost = lost || pairs_of(job).may_be_lost(sums.sum);
+      again[r] = lost && sees_keys(job, row + 8 * r);
+      // A base in units of scale is rounded; what that is worth goes to a split's sums.
+      constexpr float log2_e_rest = 1.4426950408889634 - log2_e;
+      const float worth = fmaf(-sums.largest, log2_e, weights.base[r]) - sums.largest * log2_e_rest;
+      const float factor = store_sum(job, row + 8 * r, sums, exp2_fast(worth), !again[r]);
+      store_columns<S.dim_v>(job, row + 8 * r, 0, out_ + 2 * r, factor, !again[r]);
+    }
+    if (__any_sync(0xFFFFFFFFu, again[0] || again[1])) attend_again(job, row, again);
+  }
+  TESSERA_DEVICE void attend_again(const Sm90Job& job, int row, const bool (&again)[2]) {
+    float parked[scores];  // the next item's, in local memory: registers are scarce
 #pragma unroll
-      for (int n = 0; n < S.dim_v / 8; ++n)
-        if (8 * n + column < p_.dim_v) store_two(to + 8 * n + column, out_[4 * n + 2 * r], out_[4 * n + 2 * r + 1]);
-      if (lane() % 4 == 0) {
-        to[p_.dim_v] = weights.reference[r] * p_.scale;
-        to[p_.dim_v + 1] = sum;
+    for (int i = 0; i < scores; ++i) parked[i] = s_[i];
+    keep_in_memory(parked);
+    const Sm90Retry<S> retry(p_, job, row);
+#pragma unroll 1
+    for (int column = 0; column < p_.dim_v; column += retry.columns) {
+      RowSums sums[2];
+      float out[retry.columns / 2];
+      retry.attend(column, sums, out);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const RowSums scaled = {sums[r].largest * p_.scale, sums[r].sum};
+        const float factor = store_sum(job, row + 8 * r, scaled, 1, again[r]);
+        store_columns<retry.columns>(job, row + 8 * r, column, out + 2 * r, factor, again[r]);
       }
     }
-  }
-
-  const Sm90ForwardParams& p_;
-  Sm90Shared<S>& shared_;
-  const int group_;
-  const bool leads_;                                // its group
-  unsigned count_ = 0, k_ = 0, v_ = 0, pairs_ = 0;  // items and tiles so far
-  float s_[scores], out_[sums];
-  Word weight_[scores / 2];
-};
-
-// out and lse of this lane's rows. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink
-// joins the sum of the others.
-template <Sm90ForwardSpec S>
-TESSERA_DEVICE void Sm90Rows<S>::store(const Sm90Job& job, const Weights<scores>& weights) {
-  if constexpr (S.parts)
-    if (p_.splits > 1) return store_partial(job, weights);
+    keep_in_memory(parked);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = weights.whole_sum(r);
-    const int row = job.first_row + my_row() + 8 * r;
-    const bool stored = row < job.q.stored, used = row < job.q.used, empty = !used || sum == 0;  // a NaN is not empty
-    float largest = empty ? minus_infinity : weights.reference[r] * p_.scale, share = 1;
+    for (int i = 0; i < scores; ++i) s_[i] = parked[i];
+  }
+  TESSERA_DEVICE bool is_split() const { return S.parts && p_.splits > 1; }
+  // Stores a row's lse, or what a split keeps, and says what its sums are multiplied by when they are stored; 0: zeros are
+  // stored. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink joins the sum of the others.
+  TESSERA_DEVICE float store_sum(const Sm90Job& job, int row, const RowSums& sums, float unit, bool wanted) const {
+    const bool used = row < job.q.used, empty = !used || sums.sum == 0;  // a NaN is not empty
+    float sum = sums.sum, largest = empty ? minus_infinity : sums.largest, share = 1;
+    if (is_split()) {
+      if (wanted && used && lane() % 4 == 0) {
+        float* const to = partial(job, row) + p_.dim_v;
+        to[0] = largest, to[1] = sum * unit;
+      }
+      return empty ? 0 : unit;
+    }
     if (p_.sinks && used) {
       const float sink = sink_of(job), whole = fmaxf(largest, sink);
       const auto weight = [&](float x) { return x == minus_infinity ? 0 : exp2_fast((x - whole) * log2_e); };
@@ -419,25 +482,48 @@ TESSERA_DEVICE void Sm90Rows<S>::store(const Sm90Job& job, const Weights<scores>
       sum = sum * share + weight(sink);
       largest = whole;
     }
+    if (p_.lse && wanted && row < job.q.stored && lane() % 4 == 0)
+      p_.lse[row_at(job, row, p_.lse_step)] = largest == minus_infinity ? minus_infinity : largest + logf(sum);
     if constexpr (S.pairs) share *= p_.pairs.keep_scale;
-    const float inverse = share / sum;
+    return empty ? 0 : __fdividef(share, sum);  // for results of 16 bits
+  }
+  // Two numbers of each eight columns from `first` on are this lane's.
+  template <int columns>
+  TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float* twos, float factor,
+                                    bool wanted) const {
+    if (is_split()) {
+      float* const to = partial(job, row) + first;
+      const int column = lane() % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < columns / 8; ++n)
+        if (wanted && row < job.q.used && first + 8 * n + column < p_.dim_v)
+          store_two(to + 8 * n + column, twos[4 * n] * factor, twos[4 * n + 1] * factor);
+      return;
+    }
     unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row, p_.out_step);
 #pragma unroll
-    for (int n = 0; n < S.dim_v / 8; n += 4) {
+    for (int n = 0; n < columns / 8; n += 4) {
       Chunk c;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (n + i < S.dim_v / 8) {
-          const float* const two = out_ + 4 * (n + i) + 2 * r;
-          c.word[i] = empty ? 0 : Type::pack(two[0] * inverse, two[1] * inverse);
+        if (n + i < columns / 8) {
+          const float* const two = twos + 4 * (n + i);
+          c.word[i] = factor == 0 ? 0 : Type::pack(two[0] * factor, two[1] * factor);
         }
       transpose_4(c.word);
-      const int column = 8 * (n + lane() % 4);
-      if (stored && column < p_.dim_v) store_chunk(to + column, c);
+      const int column = first + 8 * (n + lane() % 4);
+      if (wanted && row < job.q.stored && column < p_.dim_v) store_chunk(to + column, c);
     }
-    if (p_.lse && stored && lane() % 4 == 0)
-      p_.lse[row_at(job, row, p_.lse_step)] = largest == minus_infinity ? minus_infinity : largest + logf(sum);
   }
-}
+
+  const Sm90ForwardParams& p_;
+  Sm90Shared<S>& shared_;
+  const int group_;
+  const bool leads_;                                // its group
+  unsigned count_ = 0, k_ = 0, v_ = 0;  // items and tiles so far
+  TurningRing pairs_;
+  float s_[scores], out_[sums];
+  Word weight_[scores / 2];
+};
 
 }  // namespace tessera::device

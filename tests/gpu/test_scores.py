@@ -1,0 +1,370 @@
+"""Proofs of scores far from ordinary: that grow or fall with the key's place, of keys beyond all others, all far below zero,
+beyond float32. q and k are whole numbers times powers of two, so that every product is exact; float64 has the answer."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from proof import (  # noqa: E402, F401 - give_back is a fixture of every test
+    by_each, Case, DEVICE, give_back, ints_of, reference, skip_if_proven,
+)
+
+import tessera  # noqa: E402
+
+by_dtype = pytest.mark.parametrize("dtype", ("bf16", "f16"))
+by_mask = pytest.mark.parametrize("mask", ("none", "causal"))
+by_shape = pytest.mark.parametrize(
+    "shape", ("d64 q300 k500", "d96 q192 k640", "d128 q129 k1024", "d192 q257 k400", "d256 q256 k333", "d192/128 q70 k1500")
+)
+by_dims = pytest.mark.parametrize("dims", ("64", "96", "128", "192", "256", "192/128"))
+
+# Whether a key at j is seen from a position.
+MASKS = {
+    "none": lambda j, at: j > at - 2**30,
+    "causal": lambda j, at: j <= at,
+    "window(100,30)": lambda j, at: (at - 100 <= j) & (j <= at + 30),
+    "causal&window(150,0)&first(5)": lambda j, at: (j <= at) & ((at - 150 <= j) | (j < 5)),
+    "chunk(150)": lambda j, at: j // 150 == at // 150,
+}
+# Of what weighs in: a weight and the result are each rounded to the dtype, by at most half of this, half more to spare.
+ROUNDED = {torch.bfloat16: 1.5 * 2**-7, torch.float16: 1.5 * 2**-10}
+EVERY = slice(None)
+
+
+def row(numbers):
+    """(batch, row or key, head) from a number a row or key."""
+    return torch.as_tensor(numbers, dtype=torch.float64, device=DEVICE).view(1, -1, 1)
+
+
+def nearest_power(x):
+    return 2.0 ** round(math.log2(x))
+
+
+class Scores(Case):
+    """A case whose scores spread by about 1, but for the dims that `score` takes. Keys lie in `dense`, also those in pages."""
+
+    def __init__(self, line, kernels):
+        skip_if_proven(line, kernels)
+        super().__init__(line)
+        p = self.problem
+        self.kernels, self.scale = kernels, p.scale if p.has_scale else p.dim**-0.5
+        for name, unit in (("q", nearest_power(1 / (self.scale * p.dim**0.5))), ("k", 1)):
+            self.arrays[name].copy_(self.arrays[name].float().round().clamp(-3, 3) * unit)
+        self.dense = {n: self.arrays[n][self.slots()][None] if p.page_size else self.arrays[n] for n in ("k", "v")}
+        self.rows, self.keys = (torch.arange(x.shape[1], device=DEVICE) for x in (self.arrays["q"], self.dense["k"]))
+        self.heads = torch.arange(p.heads_q, device=DEVICE)
+        for part in range(3):
+            self.score(row(self.rows * 0), row(self.keys * 0), part)
+
+    def slots(self):
+        """Where the keys of one sequence lie in pages."""
+        at, table = torch.arange(self.problem.len_k, device=DEVICE), self.arrays["page_table"].view(-1).long()
+        return table[at // self.problem.page_size], at % self.problem.page_size
+
+    def score(self, rows, keys, part=0, alone=False):
+        """A row and a key score rows x keys x scale besides, in dims of this part. Keys are whole numbers below 2^24, in three
+        digits; rows have few bits. alone: rows but for 0 score nothing else, exactly so."""
+        q, k, dim, left = self.arrays["q"], self.dense["k"], self.problem.dim, keys.abs().long()
+        if alone:
+            q.masked_fill_((rows != 0)[..., None], 0)
+        for n, d in enumerate((3 * part, dim // 2 + part, dim - 1 - part)):
+            q[..., d] = rows * 256**n if left.any() else 0
+            k[..., d] = left % 256 * keys.sign()
+            left = left // 256
+
+    def sees(self, mask, rows, keys):
+        """(1, 1, row, key)"""
+        at = torch.arange(rows, device=DEVICE)[:, None] + keys - rows
+        return MASKS[mask](torch.arange(keys, device=DEVICE), at)[None, None]
+
+    def run(self):
+        if self.problem.page_size:
+            self.arrays["k"][self.slots()] = self.dense["k"][0]
+        return super().run(self.kernels)
+
+    def mix(self):
+        """Rows of eight kinds by turns, in each head a step further. scale=2 makes it: all scores about -1e7 or 1e7; growing slowly,
+        falling fast with the key; three keys at 1.5e7 or at -1.5e7 and the others falling; growing fast but for these three."""
+        kind = (self.rows[:, None] + self.heads) % 8
+        by_kind = lambda *values: torch.tensor(values, dtype=torch.float64, device=DEVICE)[kind][None]  # noqa: E731
+        last = len(self.keys) - 1
+        three = (self.keys == 7) | (self.keys == last // 2) | (self.keys == last - 8)
+        self.dense["k"][:, three] = 0
+        self.score(by_kind(0, -0.5, 0.5, 0, 0, 0, 0, 0), row(10**7 + self.keys * 7 % 23), 0, alone=True)
+        self.score(by_kind(0, 0, 0, 2**-3, -1, 0, -(2**-3), 1), row(self.keys), 1)
+        self.score(by_kind(0, 0, 0, 0, 0, 0.5, -0.5, -(2**-10)), row(three * 15 * 10**6), 2)
+        return self
+
+    def judge(self, mask="none", of=(EVERY, EVERY, EVERY), but=None, drop=None, softcap=0, **pairs):
+        """Against float64. of: which batches, rows and keys; but: rows, by batch and head, of which nothing is said."""
+        b, q, k = of
+        ours = {n: self.arrays[n][b, q] for n in ("q", "out", "lse")}
+        keys, values = (self.dense[n][b, k] for n in ("k", "v"))
+        pairs["keep"] = self.sees(mask, len(self.rows[q]), len(self.keys[k])) & pairs.get("keep", True)
+        sizes = torch.cat((values, values.abs()), -1)  # and how much weighs in
+        whole = {**ours, "k": keys, "v": sizes, "out": sizes.new_empty((*ours["out"].shape[:3], sizes.shape[3])), **pairs}
+        made = reference(whole, scale=self.scale, drop=drop, softcap=softcap)
+        out, size = made["out"].chunk(2, -1)
+        for name, x, bound in (
+            ("out", out, ROUNDED[ours["out"].dtype] * size + 1e-6),
+            ("lse", made["lse"], 1e-4 + 1e-6 * made["lse"].abs()),
+        ):
+            off = (ours[name].double() - x).abs()
+            wrong = ~((off <= bound) | (ours[name] == x) | (ours[name].isnan() & x.isnan()))
+            if but is not None:
+                wrong &= ~but[..., None]
+            at = tuple(wrong.nonzero()[:1].flatten().tolist())
+            assert not at, (name, f"{int(wrong.sum())} wrong", at, ours[name][at].item(), x[at].item())
+
+
+# ------------------------------------------------------------------------------------------------------- growing, falling
+
+
+@by_each
+@by_mask
+@by_dtype
+@by_shape
+def test_B10_scores_that_grow_or_fall_with_the_key(shape, dtype, mask, kernels):
+    """By about 1, 9, 20 and 200 powers of two in 80 keys, a head each; rows beside each other go up, down, slower, nowhere.
+    For the second KV head up to the middle and down again."""
+    c = Scores(f"forward {dtype} h4/2 {shape} mask={mask}", kernels)
+    steps = [nearest_power(n * math.log(2) / 80 / c.scale) for n in (1, 9, 20, 200)]
+    ways = torch.tensor([1, -1, 0.5, 0], device=DEVICE)[c.rows % 4]
+    last = c.problem.len_k - 1
+    c.score(row(ways) * torch.tensor(steps, device=DEVICE), torch.cat((row(c.keys), row(last - (2 * c.keys - last).abs())), -1))
+    c.run().judge(mask)
+
+
+@by_each
+@by_mask
+@by_dtype
+@by_shape
+def test_B10_scores_that_jump(shape, dtype, mask, kernels):
+    """By 0 to 1000 powers of two at a key in the middle, up and down: around what a base lets pass and what float32 holds."""
+    c = Scores(f"forward {dtype} h4/2 {shape} mask={mask} scale={math.log(2)}", kernels)
+    jumps = torch.tensor((0, 1, 6, 7, 8, 9, 60, 100, 116, 118, 120, 122, 124, 126, 127, 128, 129, 150, 256, 1000), device=DEVICE)
+    late = row(c.keys >= c.problem.len_k // 2)
+    c.score(row(jumps[c.rows % len(jumps)]), torch.cat((late, 1 - late), -1))
+    c.run().judge(mask)
+
+
+# --------------------------------------------------------------------------------------------------------- beyond others
+
+
+def places(c):
+    """(batch, key, KV head): 1 at the first, a middle, the last key; at two far from each other, at neighbours; at all."""
+    keys, last = torch.zeros(3, 2, c.problem.len_k, dtype=torch.float64, device=DEVICE), c.problem.len_k - 1
+    for n, at in enumerate(((0,), (last // 2,), (last,), (0, last), (last // 2, last // 2 + 1), EVERY)):
+        keys[n // 2, n % 2, at] = 1
+    c.dense["k"].masked_fill_(keys.transpose(1, 2)[..., None] != 0, 0)
+    return keys.transpose(1, 2)
+
+
+@by_each
+@by_dtype
+@by_shape
+@pytest.mark.parametrize(
+    ("score", "mask"), ((1e3, "causal"), (1e4, "none"), (1e6, "causal"), (1e9, "none"), (1e9, "causal"), (1e12, "causal"))
+)
+def test_B10_keys_beyond_all_others(score, mask, shape, dtype, kernels):
+    """A key of that score has all the weight, two have half each, all share it; of minus that score it has none, and all
+    share it again. Between such rows are rows for which these keys are nothing."""
+    # Beyond what three digits of a key give, the scale makes it so.
+    scale = "" if score < 1e9 else f"scale={nearest_power(score / 2**23)}"
+    c = Scores(f"forward {dtype} b3 h4/2 {shape} mask={mask} {scale}", kernels)
+    key = min(2**24 - 1, round(2 * score / c.scale))
+    c.score(row(torch.tensor((0.5, -0.5, 0), device=DEVICE)[c.rows % 3]), places(c) * key)
+    c.run().judge(mask)
+
+
+@by_each
+@by_mask
+@by_dtype
+@by_shape
+@pytest.mark.parametrize(("size", "least"), ((1, 2907000), (1, 10**7), (64, 10**7), (2**76, 10**7)))
+def test_B10_all_scores_far_from_zero(size, least, shape, dtype, mask, kernels):
+    """Rows whose scores are all about 3e6, where bases end, 1e7, 6e8 or 7e29, above zero or below, beside ordinary ones: that
+    they differ by 0 to 22 sizes is what counts."""
+    if size > 2**30 and dtype == "f16":
+        pytest.skip("bf16 alone has such numbers")
+    scale = 2 * size if size < 2**30 else 1
+    c = Scores(f"forward {dtype} h4/2 {shape} mask={mask} scale={scale}", kernels)
+    way = torch.tensor((-0.5, 0.5, 0, -0.5, 0), dtype=torch.float64, device=DEVICE)[c.rows % 5] * (2 * size / scale)
+    c.score(row(way), row(least + c.keys * 7 % 23), alone=True)
+    c.run().judge(mask)
+
+
+# ------------------------------------------------------------------------------------------------------------ not finite
+
+
+@by_each
+@by_mask
+@by_shape
+def test_B10_products_beyond_float32(shape, mask, kernels):
+    """A row that sees +inf is NaN, or what float64 says; -inf weighs nothing, and a row that sees no more is empty or NaN; not
+    a bit of other rows changes."""
+    made = []
+    for ways in ((2.0**110, -(2.0**110), 0), (0, 0, 0)):
+        c = Scores(f"forward bf16 b3 h4/2 {shape} mask={mask}", kernels)
+        keys = places(c)
+        c.score(row(torch.tensor(ways, device=DEVICE)[c.rows % 3]), keys * 2**20, alone=True)
+        made.append(c.run())
+    c, clean = made
+    for name in ("out", "lse"):
+        assert torch.equal(ints_of(c.arrays[name])[:, c.rows % 3 == 2], ints_of(clean.arrays[name])[:, c.rows % 3 == 2])
+    out, sees = c.arrays["out"], c.sees(mask, len(c.rows), len(c.keys))[0, 0].double()
+    sees_inf, sees_more = (((sees @ x) > 0).repeat_interleave(2, -1) for x in (keys, 1 - keys))
+    up, down = ((c.rows % 3 == n)[:, None] for n in (0, 1))
+    empty = down & ~sees_more
+    assert (out[empty].isnan() | (out[empty] == 0)).all()
+    c.judge(mask, but=empty | (up & sees_inf & out.isnan().all(-1)))
+
+
+@by_each
+@by_dtype
+@by_dims
+@pytest.mark.parametrize("mask", ("causal", "window(100,30)"))
+def test_B04_a_bad_key_among_scores_far_from_zero(mask, dims, dtype, kernels):
+    """A NaN in K: rows that see it are NaN, also those that see nothing else; not a bit of the others changes."""
+    line = f"forward {dtype} h4/2 q300 k300 d{dims} mask={mask} scale=2"
+    clean = Scores(line, kernels).mix().run()
+    clean.judge(mask)
+    for key in (0, 149, 299):
+        c = Scores(line, kernels).mix()
+        c.dense["k"][0, key, 0, 5] = math.nan
+        c.run()
+        seen = c.sees(mask, 300, 300)[0, 0, :, key]
+        for name in ("out", "lse"):
+            bits, right = ints_of(c.arrays[name]), ints_of(clean.arrays[name])
+            assert torch.equal(bits[:, ~seen], right[:, ~seen]) and torch.equal(bits[:, :, 2:], right[:, :, 2:]), (name, key)
+            assert c.arrays[name][:, seen, :2].isnan().all(), (name, key)
+
+
+# --------------------------------------------------------------------------------------------- beside whatever there is
+
+
+@by_each
+@by_dtype
+@by_dims
+@pytest.mark.parametrize("scale", (2, 128))
+@pytest.mark.parametrize("sink", ("", "sink"))
+def test_B07_rows_without_keys_beside_scores_far_from_zero(sink, scale, dims, dtype, kernels):
+    """The first 130 rows see nothing: zeros, and -inf or the sink. Sinks lie beside, above and below all scores."""
+    c = Scores(f"forward {dtype} h4/2 q300 k170 d{dims} mask=causal scale={scale} {sink}", kernels).mix()
+    sinks = torch.tensor((0, -1000, -1e7 * scale, -math.inf), device=DEVICE)
+    given = {}
+    if sink:
+        c.arrays["sinks"].copy_(sinks.view(1, 1, 4, 1))
+        given["sinks"] = c.arrays["sinks"]
+    c.run().judge("causal", **given)
+    assert not c.arrays["out"][:, :130].any()
+    assert (c.arrays["lse"][0, :130, :, 0] == (sinks if sink else -math.inf)).all()
+
+
+@by_each
+@by_dtype
+@by_mask
+@pytest.mark.parametrize("dims", ("64", "128", "192/128"))
+def test_H05_scores_far_from_zero_in_splits(dims, mask, dtype, kernels):
+    """One head of 128 rows: keys go to several blocks, whose bases lie far from each other."""
+    Scores(f"forward {dtype} h1 q128 k8192 d{dims} mask={mask} scale=2", kernels).mix().run().judge(mask)
+
+
+@by_each
+@by_dtype
+@pytest.mark.parametrize("sizes", ("q64 k1000 page=16", "q100 k700 page=256", "q64 k2500 page=16"))
+@pytest.mark.parametrize("dims", ("64", "128", "192/128"))
+def test_G01_scores_far_from_zero_in_pages(dims, sizes, dtype, kernels):
+    """Of a cache whose last page is not full; of the longest the keys go to several blocks."""
+    Scores(f"decode {dtype} h4/2 {sizes} d{dims} mask=causal scale=2", kernels).mix().run().judge("causal")
+
+
+@by_each
+@by_dtype
+@by_dims
+@by_mask
+def test_C01_scores_far_from_zero_in_a_packed_batch(mask, dims, dtype, kernels):
+    """Of unlike lengths; the last sequence has, under a causal mask, rows without keys."""
+    lengths = (300, 500), (1, 100), (130, 700), (90, 40)
+    q, k = (",".join(map(str, n)) for n in zip(*lengths))
+    c = Scores(f"forward {dtype} h4/2 d{dims} varlen=q[{q}]k[{k}] mask={mask} scale=2", kernels).mix().run()
+    row_, key = 0, 0
+    for rows, keys in lengths:
+        c.judge(mask, (EVERY, slice(row_, row_ + rows), slice(key, key + keys)))
+        row_, key = row_ + rows, key + keys
+
+
+@by_each
+@by_dtype
+@by_dims
+@by_mask
+def test_C13_scores_far_from_zero_in_parts_of_tensors(mask, dims, dtype, kernels):
+    """Some of the largest scores are of keys past the used ones."""
+    c = Scores(f"forward {dtype} b2 h4/2 q200 k600 d{dims} seqused=q[200,111]k[331,600] mask={mask} scale=2", kernels).mix().run()
+    for b, (rows, keys) in enumerate(((200, 331), (111, 600))):
+        c.judge(mask, (slice(b, b + 1), slice(rows), slice(keys)))
+    assert not c.arrays["out"][1, 111:].any() and c.arrays["lse"][1, 111:].isneginf().all()
+
+
+@by_each
+@by_dtype
+@by_dims
+@pytest.mark.parametrize("mask", list(MASKS)[2:])
+def test_A02_scores_far_from_zero_in_bands(mask, dims, dtype, kernels):
+    """Keys come into a row's sight and leave it."""
+    Scores(f"forward {dtype} h4/2 q300 k500 d{dims} mask={mask} scale=2", kernels).mix().run().judge(mask)
+
+
+# ----------------------------------------------------------------------------------------------------- what pairs have
+
+PAIRS = (
+    "softcap=20",
+    "softcap=1000 mask=causal",
+    "alibi mask=causal",
+    "bias=1,h,q,k",
+    "bias=1,h,q,k mask=causal alibi sink",
+    "mask=keep(1,h,q,k)",
+    "mask=causal&exclude_keys",
+    "mask=documents",
+    "dropout=0.3@seed7 mask=causal",
+    "dropout=0.3@seed7@offset5 softcap=1000 bias=1,h,q,k mask=causal&keep(1,1,q,k)&exclude_keys sink",
+)
+
+
+@by_each
+@by_dtype
+@by_dims
+@pytest.mark.parametrize("words", PAIRS)
+def test_B10_scores_far_from_zero_with_what_pairs_have(words, dims, dtype, kernels):
+    """Softcaps that flatten them, slopes up to 2^20, biases of -inf in whole tiles and of 2^30 (of 60000) in one place, masks,
+    dropped pairs."""
+    rows, keys = 200, 450
+    c = Scores(f"forward {dtype} h4/2 q{rows} k{keys} d{dims} {words} scale=2", kernels).mix()
+    p, arrays, given = c.problem, c.arrays, {}
+    if "slopes" in arrays:
+        arrays["slopes"].copy_(torch.tensor((1, 16, 1024, 2**20)).view(1, 1, 4, 1))
+        far = (torch.arange(rows, device=DEVICE)[:, None] + keys - rows - c.keys).abs()
+        given["bias"] = -arrays["slopes"].double().view(1, 4, 1, 1) * far
+    if "bias" in arrays:
+        bias = arrays["bias"].copy_(arrays["bias"].float().round().clamp(-3, 3))
+        bias[:, :2, :100, 64:384] = -math.inf  # whole tiles, for some rows
+        bias[:, :, 130, :] = -math.inf  # a row
+        bias[:, 2, :, :300] = -math.inf
+        bias[:, :, 50, 7] = bias[:, :, 51, 400] = 2**30 if dtype == "bf16" else 60000
+        given["bias"] = given.get("bias", 0) + bias.double()
+    keep = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE)
+    if "keep" in arrays:
+        keep = keep & arrays["keep"]
+    if "exclude_keys" in arrays:
+        arrays["exclude_keys"][:, 7] = True
+        keep = keep & ~arrays["exclude_keys"].view(1, 1, 1, keys)
+    if "documents_q" in arrays:
+        keep = keep & (arrays["documents_q"].view(1, 1, rows, 1) == arrays["documents_k"].view(1, 1, 1, keys))
+    if "sinks" in arrays:
+        arrays["sinks"].copy_(torch.tensor((0, -1000, -2e7, -math.inf)).view(1, 1, 4, 1))
+        given["sinks"] = arrays["sinks"]
+    if p.dropout:
+        kept = tessera.dropout_mask(p.dropout, seed=p.seed, offset=p.offset, batch=1, heads=4, rows=rows, keys=keys)
+        given["drop"] = torch.from_numpy(kept).to(DEVICE).double() / (1 - p.dropout)
+    c.run().judge("causal" if "causal" in words else "none", keep=keep, softcap=p.softcap, **given)
