@@ -67,7 +67,7 @@ int splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spe
   // Joining has its price. (h200, D 128, one head of 1k: 26 TFLOP/s in 8 splits, which save 7 steps, 27 whole.)
   constexpr int64_t least_saved = 12;
   if (splits < 2 || steps - rules::ceil_div(steps, splits) < least_saved) return 1;
-  const int64_t bytes = 64 + rules::round_up(partial_bytes(p, splits), 64);  // regions are whole lines; "next" is one
+  const int64_t bytes = rules::round_up(partial_bytes(p, splits), 64);  // regions are whole lines
   return hints.has_workspace_limit && bytes > hints.workspace_limit ? 1 : static_cast<int>(splits);
 }
 bool is_paged(const Problem& p) {
@@ -113,6 +113,15 @@ std::string refuse_long(const Problem& p) {
       return fmt::format("the mask has a window or chunk of {}; it takes at most {}, or unbounded", bound,
                          rules::narrow_length);
   return "";
+}
+
+// Do all items take as long?
+bool is_even(const Problem& p) {
+  const rules::BandMask band = core::band_mask(p, 0, 0);
+  const bool sees_all = !band.causal && !band.chunked && band.left >= rules::far_away && band.right >= rules::far_away;
+  constexpr int lists[] = {TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_Q, TESSERA_SEQUSED_K};
+  const auto given = [&](int name) { return core::has(p, name); };
+  return sees_all && !core::is_cache(p) && std::none_of(std::begin(lists), std::end(lists), given);
 }
 
 // Bands that begin late, or that end before the sequence's last key. (All rows together see the others whole.)
@@ -195,8 +204,9 @@ void fill(Plan& plan, const core::Hints& hints) {
   plan.tile_rows = rules::tile_rows(spec);
   plan.tile_keys = spec.tile_keys;
   const int splits = splits_of(p, plan.device, spec, hints);
-  core::add_region(plan, "next", sizeof(int));
   const int64_t items = items_of(p, plan.tile_rows) * splits;
+  const bool counts = items > plan.device.sms && !is_even(p);
+  if (counts) core::add_region(plan, "next", sizeof(int));  // cleared before each launch, which takes 2 us
   if (splits > 1) core::add_region(plan, "partials", partial_bytes(p, splits));
   add_append_step(plan);
   core::Step step = {.name = "attend",
@@ -207,9 +217,9 @@ void fill(Plan& plan, const core::Hints& hints) {
                                 .shared_bytes = kernel.code().shared_bytes,
                                 .cut = std::make_shared<Cut>(Cut{spec, splits})}};
   step.text =
-      fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take turns at {} items, {} KiB shared",
+      fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take {} items {}, {} KiB shared",
                   plan.tile_rows, spec.tile_keys, spec.stages, step.launch.blocks, step.launch.threads, items,
-                  rules::ceil_div(step.launch.shared_bytes, 1024));
+                  counts ? "as each is free" : "in turns", rules::ceil_div(step.launch.shared_bytes, 1024));
   if (splits > 1) step.text += fmt::format("; keys in {} splits", splits);
   plan.steps.push_back(std::move(step));
   if (splits > 1) add_combine_step(plan, splits);
@@ -287,7 +297,7 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
       launch_general(launcher, step, params);
     } else {
       rules::Sm90ForwardParams params = params_of(plan, *static_cast<const Cut*>(step.launch.cut.get()), bound);
-      launcher.zero(params.next, 1);
+      if (params.next) launcher.zero(params.next, 1);
       launcher.launch(step, &params);
     }
   }

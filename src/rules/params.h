@@ -92,7 +92,7 @@ struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
   NarrowBand narrow_band;
   int items, dim, dim_v;
-  int* next;           // how many items were taken, 0 before the launch: whoever is free takes the next
+  int* next;           // how many items were taken, 0 before the launch: whoever is free takes the next. Absent: in turns
   const float* sinks;  // of each head; may be absent
   Steps sink_step;
   Sm90PairParams pairs;

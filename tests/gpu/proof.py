@@ -2,8 +2,8 @@
 answers that it is judged by.
 
 The proofs, the test files beside this one, are what a GPU must show once, beside `tessera check` and
-python/tests/test_cuda.py. docs/gpu/CASES.md says which case is proven by what. `scripts/gpu-test proofs` runs them; they take
-80 GB of a GPU's memory.
+python/tests/test_cuda.py. docs/gpu/CASES.md says which case is proven by what. `scripts/gpu-test proofs` runs them; they
+take 80 GB of a GPU's memory.
 
 TESSERA_PROOF_DEVICE=cpu runs the same tests, with small numbers, on the processor: a test of the tests.
 """

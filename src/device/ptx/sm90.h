@@ -57,6 +57,12 @@ TESSERA_DEVICE void copy_box(Address to, const rules::TensorMap* map, Address ba
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(plane), "l"(static_cast<unsigned long long>(kept))
       : "memory");
 }
+// The same box comes to the L2 cache.
+TESSERA_DEVICE void prefetch_box(const rules::TensorMap* map, int column, int row, int head, int plane) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(column),
+               "r"(row), "r"(head), "r"(plane)
+               : "memory");
+}
 // What this thread wrote to shared memory is seen by the copy engine and by products.
 TESSERA_DEVICE void show_to_engines() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

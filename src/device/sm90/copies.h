@@ -12,20 +12,29 @@ class Sm90Finder {
 
   TESSERA_DEVICE void find_items() {
     bool more = true;
+    int turn = static_cast<int>(blockIdx.x);
     for (unsigned count = 0; more; ++count) {
       wait(shared_address(&shared_.job_wanted), count & 1);
       Sm90Job& job = shared_.jobs[count % 4];
       do {
-        const int n = atomicAdd(p_.next, 1);
+        const int n = p_.next ? atomicAdd(p_.next, 1) : turn;
+        turn += static_cast<int>(gridDim.x);
         more = n < p_.items;
         job.last = !more;
         if (more && find_job(n, job)) break;
       } while (more);
       arrive(shared_address(&shared_.job_found));
+      if (more) prefetch_q(job);
     }
   }
 
  private:
+  // No block before this one has read it.
+  TESSERA_DEVICE void prefetch_q(const Sm90Job& job) const {
+    for (int g = 0; g < S.groups; ++g)
+      for (int slab = 0; slab < Sm90Shared<S>::slabs; ++slab)
+        prefetch_box(&p_.q_map, slab * 64, job.q.first + job.first_row + 64 * g, job.item.head, job.q.plane);
+  }
   TESSERA_DEVICE bool find_job(int n, Sm90Job& job) const {  // false: nothing is to be done
     constexpr int tile_rows = 64 * S.groups;
     const int splits = S.parts ? p_.splits : 1;
@@ -86,11 +95,13 @@ class Sm90Copies {
       const int head_row = job.k.first + (job.walk.head_end - 1) * S.tile_keys;
       int to_head = job.walk.near_count - begin, row = job.k.first + job.walk.tile(begin) * S.tile_keys;
       const Corner corner = {job.item.batch, job.item.head, job.first_row, job.k.first};
+      constexpr bool q_first = S.q_stages == 2;  // its place is free then; else k does not wait for it
+      if (q_first) copy_q(job, count);
       if (tiles > 0) {
         find_pages(job, row);
         copy_k(row, kv, plane);
       }
-      copy_q(job, count);
+      if (!q_first) copy_q(job, count);
       if (tiles > 0) copy_pairs(corner, row);
       const int want_at = max(tiles - 4, 1);
       for (int n = 1; n <= max(tiles, 1); ++n) {

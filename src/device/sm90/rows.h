@@ -425,19 +425,18 @@ class Sm90Rows {
   // Stores this lane's rows; those whose scores were beyond what weights serve are attended once more for it.
   TESSERA_DEVICE void finish(const Sm90Job& job, const Weights<scores>& weights) {
     const int row = job.first_row + my_row();
-    bool again[2];
+    bool again[2], wanted[2];
+    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const RowSums sums = {weights.base[r] * ln_2, weights.whole(weights.sum[r])};
       bool lost = weights.is_lost(r);
       if constexpr (S.pairs) lost = lost || pairs_of(job).may_be_lost(sums.sum);
       again[r] = lost && sees_keys(job, row + 8 * r);
-      // A base in units of scale is rounded; what that is worth goes to a split's sums.
-      constexpr float log2_e_rest = 1.4426950408889634 - log2_e;
-      const float worth = fmaf(-sums.largest, log2_e, weights.base[r]) - sums.largest * log2_e_rest;
-      const float factor = store_sum(job, row + 8 * r, sums, exp2_fast(worth), !again[r]);
-      store_columns<S.dim_v>(job, row + 8 * r, 0, out_ + 2 * r, factor, !again[r]);
+      wanted[r] = !again[r];
+      factor[r] = store_sum(job, row + 8 * r, sums, is_split() ? unit_of(weights.base[r], sums.largest) : 1, wanted[r]);
     }
+    store_columns(job, row, 0, out_, factor, wanted);
     if (__any_sync(0xFFFFFFFFu, again[0] || again[1])) attend_again(job, row, again);
   }
   TESSERA_DEVICE void attend_again(const Sm90Job& job, int row, const bool (&again)[2]) {
@@ -449,18 +448,21 @@ class Sm90Rows {
 #pragma unroll 1
     for (int column = 0; column < p_.dim_v; column += retry.columns) {
       RowSums sums[2];
-      float out[retry.columns / 2];
+      float out[retry.columns / 2], factor[2];
       retry.attend(column, sums, out);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const RowSums scaled = {sums[r].largest * p_.scale, sums[r].sum};
-        const float factor = store_sum(job, row + 8 * r, scaled, 1, again[r]);
-        store_columns<retry.columns>(job, row + 8 * r, column, out + 2 * r, factor, again[r]);
-      }
+      for (int r = 0; r < 2; ++r)
+        factor[r] = store_sum(job, row + 8 * r, {sums[r].largest * p_.scale, sums[r].sum}, 1, again[r]);
+      store_columns(job, row, column, out, factor, again);
     }
     keep_in_memory(parked);
 #pragma unroll
     for (int i = 0; i < scores; ++i) s_[i] = parked[i];
+  }
+  // A base in units of scale is rounded; what that is worth goes to a split's sums.
+  static TESSERA_DEVICE float unit_of(float base, float scaled) {
+    constexpr float log2_e_rest = 1.4426950408889634 - log2_e;
+    return exp2_fast(fmaf(-scaled, log2_e, base) - scaled * log2_e_rest);
   }
   TESSERA_DEVICE bool is_split() const { return S.parts && p_.splits > 1; }
   // Stores a row's lse, or what a split keeps, and says what its sums are multiplied by when they are stored; 0: zeros are
@@ -487,32 +489,47 @@ class Sm90Rows {
     if constexpr (S.pairs) share *= p_.pairs.keep_scale;
     return empty ? 0 : __fdividef(share, sum);  // for results of 16 bits
   }
-  // Two numbers of each eight columns from `first` on are this lane's.
-  template <int columns>
-  TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float* twos, float factor,
-                                    bool wanted) const {
-    if (is_split()) {
-      float* const to = partial(job, row) + first;
-      const int column = lane() % 4 * 2;
+  // Columns from `first` on of rows `row` and `row` + 8, by lanes as products have them. All of a kind at once: steps wait
+  // for the one before.
+  template <int n>
+  TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float (&out)[n], const float (&factor)[2],
+                                    const bool (&wanted)[2]) const {
+    if (is_split()) return store_partial_columns(job, row, first, out, factor, wanted);
+    Word two[n / 2];  // as `out`
 #pragma unroll
-      for (int n = 0; n < columns / 8; ++n)
-        if (wanted && row < job.q.used && first + 8 * n + column < p_.dim_v)
-          store_two(to + 8 * n + column, twos[4 * n] * factor, twos[4 * n + 1] * factor);
-      return;
+    for (int i = 0; i < n / 2; ++i) {
+      const float x = factor[i & 1];
+      two[i] = x == 0 ? 0 : Type::pack(out[2 * i] * x, out[2 * i + 1] * x);
     }
-    unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row, p_.out_step);
+    constexpr int chunks = (n / 4 + 3) / 4;  // of a row
+    Chunk chunk[2][chunks] = {};
 #pragma unroll
-    for (int n = 0; n < columns / 8; n += 4) {
-      Chunk c;
+    for (int i = 0; i < n / 2; ++i) chunk[i & 1][i / 8].word[i / 2 % 4] = two[i];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (n + i < columns / 8) {
-          const float* const two = twos + 4 * (n + i);
-          c.word[i] = factor == 0 ? 0 : Type::pack(two[0] * factor, two[1] * factor);
-        }
-      transpose_4(c.word);
-      const int column = first + 8 * (n + lane() % 4);
-      if (wanted && row < job.q.stored && column < p_.dim_v) store_chunk(to + column, c);
+    for (int i = 0; i < 2 * chunks; ++i) transpose_4(chunk[i & 1][i / 2].word);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row + 8 * r, p_.out_step);
+      const bool stored = wanted[r] && row + 8 * r < job.q.stored;
+#pragma unroll
+      for (int i = 0; i < chunks; ++i) {
+        const int column = first + 8 * (4 * i + lane() % 4);
+        if (stored && column < p_.dim_v) store_chunk(to + column, chunk[r][i]);
+      }
+    }
+  }
+  template <int n>
+  TESSERA_DEVICE void store_partial_columns(const Sm90Job& job, int row, int first, const float (&out)[n],
+                                            const float (&factor)[2], const bool (&wanted)[2]) const {
+    const int column = first + lane() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!wanted[r] || row + 8 * r >= job.q.used) continue;
+      float* const to = partial(job, row + 8 * r);
+#pragma unroll
+      for (int i = 2 * r; i < n; i += 4)
+        if (column + 2 * i - 4 * r < p_.dim_v)
+          store_two(to + column + 2 * i - 4 * r, out[i] * factor[r], out[i + 1] * factor[r]);
     }
   }
 
