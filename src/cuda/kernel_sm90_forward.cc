@@ -115,13 +115,18 @@ std::string refuse_long(const Problem& p) {
   return "";
 }
 
+bool has_no_window(const rules::BandMask& band) {
+  return !band.chunked && band.left >= rules::far_away && band.right >= rules::far_away;
+}
+bool is_plain_causal(const rules::BandMask& band) {
+  return band.causal && has_no_window(band) && band.prefix <= 0 && band.first <= 0;
+}
 // Do all items take as long?
 bool is_even(const Problem& p) {
   const rules::BandMask band = core::band_mask(p, 0, 0);
-  const bool sees_all = !band.causal && !band.chunked && band.left >= rules::far_away && band.right >= rules::far_away;
   constexpr int lists[] = {TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_Q, TESSERA_SEQUSED_K};
   const auto given = [&](int name) { return core::has(p, name); };
-  return sees_all && !core::is_cache(p) && std::none_of(std::begin(lists), std::end(lists), given);
+  return !band.causal && has_no_window(band) && !core::is_cache(p) && std::none_of(std::begin(lists), std::end(lists), given);
 }
 
 // Bands that begin late, or that end before the sequence's last key. (All rows together see the others whole.)
@@ -260,6 +265,7 @@ rules::Sm90ForwardParams params_of(const Plan& plan, const Cut& cut, const core:
                                      map(TESSERA_K, rows),
                                      map(TESSERA_V, rows),
                                      {},
+                                     is_plain_causal(core::band_mask(p, 0, 0)),
                                      static_cast<int>(items_of(p, plan.tile_rows)),
                                      static_cast<int>(p.dim),
                                      static_cast<int>(p.dim_v),

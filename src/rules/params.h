@@ -91,6 +91,7 @@ struct Sm90PairParams {
 struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
   NarrowBand narrow_band;
+  bool plain_causal;  // the band is causal and no more
   int items, dim, dim_v;
   int* next;           // how many items were taken, 0 before the launch: whoever is free takes the next. Absent: in turns
   const float* sinks;  // of each head; may be absent

@@ -24,16 +24,21 @@ class Sm90Finder {
         if (more && find_job(n, job)) break;
       } while (more);
       arrive(shared_address(&shared_.job_found));
-      if (more) prefetch_q(job);
+      if (more) prefetch(job);
     }
   }
 
  private:
-  // No block before this one has read it.
-  TESSERA_DEVICE void prefetch_q(const Sm90Job& job) const {
+  // What it begins with comes to the L2 cache: q, which nobody has read yet, and the first tiles of k and v.
+  TESSERA_DEVICE void prefetch(const Sm90Job& job) const {
+    using Layout = Sm90Shared<S>;
     for (int g = 0; g < S.groups; ++g)
-      for (int slab = 0; slab < Sm90Shared<S>::slabs; ++slab)
+      for (int slab = 0; slab < Layout::slabs; ++slab)
         prefetch_box(&p_.q_map, slab * 64, job.q.first + job.first_row + 64 * g, job.item.head, job.q.plane);
+    if (job.steps.begin == job.steps.end || (S.parts && p_.cache.page > 0)) return;
+    const int row = job.k.first + job.walk.tile(job.steps.begin) * S.tile_keys, kv = job.item.head / p_.group;
+    for (int slab = 0; slab < Layout::slabs; ++slab) prefetch_box(&p_.k_map, slab * 64, row, kv, job.k.plane);
+    for (int slab = 0; slab < Layout::slabs_v; ++slab) prefetch_box(&p_.v_map, slab * 64, row, kv, job.k.plane);
   }
   TESSERA_DEVICE bool find_job(int n, Sm90Job& job) const {  // false: nothing is to be done
     constexpr int tile_rows = 64 * S.groups;
@@ -94,11 +99,14 @@ class Sm90Copies {
       const int tiles = job.steps.end - begin;
       const int head_row = job.k.first + (job.walk.head_end - 1) * S.tile_keys;
       int to_head = job.walk.near_count - begin, row = job.k.first + job.walk.tile(begin) * S.tile_keys;
+      const auto after = [&](int row) { return --to_head == 0 ? head_row : row - S.tile_keys; };
+      int next = after(row);
       const Corner corner = {job.item.batch, job.item.head, job.first_row, job.k.first};
       constexpr bool q_first = S.q_stages == 2;  // its place is free then; else k does not wait for it
       if (q_first) copy_q(job, count);
       if (tiles > 0) {
         find_pages(job, row);
+        if (tiles > 1) find_pages(job, next);
         copy_k(row, kv, plane);
       }
       if (!q_first) copy_q(job, count);
@@ -106,14 +114,13 @@ class Sm90Copies {
       const int want_at = max(tiles - 4, 1);
       for (int n = 1; n <= max(tiles, 1); ++n) {
         if (n == want_at) want_job();
-        const int next = --to_head == 0 ? head_row : row - S.tile_keys;
-        if (n < tiles) {
-          find_pages(job, next);
-          copy_k(next, kv, plane);
-        }
+        const int last = after(next);
+        if (n + 1 < tiles) find_pages(job, last);
+        if (n < tiles) copy_k(next, kv, plane);
         if (tiles > 0) copy_v(row, kv, plane);
         if (n < tiles) copy_pairs(corner, next);
         row = next;
+        next = last;
       }
     }
     for (int g = 0; g < S.groups; ++g) {
@@ -174,7 +181,8 @@ class Sm90Copies {
       copy_box(to + slab * slab_bytes, map, full + stage * 8, slab * 64, row, kv, plane, Kept::often);
   }
 
-  // The pages of a tile's boxes go to shared memory, all at once. Entries past the sequence's keys are not read.
+  // The pages of a tile's boxes go to shared memory, all at once, a tile ahead. Entries past the sequence's keys are not
+  // read.
   TESSERA_DEVICE void find_pages(const Sm90Job& job, int key) {
     if constexpr (S.parts) {
       if (p_.cache.page == 0) return;
@@ -193,14 +201,19 @@ class Sm90Copies {
   TESSERA_DEVICE Address page_slot(unsigned n) const {
     return shared_address(shared_.pages) + n % rules::page_slots * (4 * S.tile_keys);
   }
+  TESSERA_DEVICE void wait_pages(unsigned tile) const {
+    if (tile + 1 < pages_) wait_copies<1>();
+    else wait_copies<0>();
+  }
   template <int slabs>
   TESSERA_DEVICE void copy_pages(Address to, Address full, Address empty, unsigned n, const rules::TensorMap* map,
                                  int key, int kv) {
     const int rows = p_.page_rows, boxes = (min(S.tile_keys, keys_ - key) + rows - 1) / rows;
     int inside = key % p_.cache.page;
-    wait_copies<0>();
+    wait_pages(n);
     wait(empty, Slot::parity(n) ^ 1);
     arrive_expecting(full, boxes * rows * (128 * slabs));
+#pragma unroll 2
     for (int box = 0; box < boxes; ++box) {
       const int page = static_cast<int>(load_word(page_slot(n) + 4 * box));
       // Such a page lies outside of the map: zeros come.

@@ -40,8 +40,8 @@ TESSERA_DEVICE void sm90_forward(const Sm90ForwardParams& p, Sm90Shared<S>& shar
   __syncthreads();
   // What the block was launched with of registers, shared out anew: 504 a thread of three groups, 512 of four. (More,
   // and the groups that take would wait for ever.)
-  constexpr int few = S.groups == 3 ? 32 : S.parts || S.pairs ? 40 : 24;
-  constexpr int many = S.groups == 3 ? 160 : S.parts || S.pairs ? 232 : 240;
+  constexpr int few = S.groups == 3 ? 32 : S.parts ? 56 : S.pairs ? 40 : 24;
+  constexpr int many = S.groups == 3 ? 160 : S.parts ? 224 : S.pairs ? 232 : 240;
   static_assert(few + S.groups * many <= 65536 / rules::threads(S) / 8 * 8 * (S.groups + 1));
   if (threadIdx.x < 128) {
     give_registers<few>();

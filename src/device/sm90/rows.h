@@ -143,6 +143,7 @@ class Sm90Rows {
     issue_keys();
     wait_products<0>();
     keys_done();
+    if (is_last(job(), uniform(job().steps.begin))) q_done();
     Weights<scores> weights;
     weigh(job(), uniform(job().steps.begin), weights);
     pack();
@@ -157,7 +158,7 @@ class Sm90Rows {
         for (; clean.begin < n && n < clean.end; ++n) clean_step(job, n, weights);
         turns_over = n == end_step;
         if (turns_over) {
-          q_done();
+          if (!releases_q_early) q_done();
           ++count_;
           if (!await_item() || !has_keys()) return end(job, weights);
         }
@@ -177,6 +178,8 @@ class Sm90Rows {
     end_turn();
     wait_products<1>();
     keys_done();
+    const int of_item = turns_over ? uniform(this->job().steps.begin) : n;
+    if (is_last(this->job(), of_item)) q_done();
     const Weights<scores> before = weights;
     const auto turn_over = [&] {
       if (!turns_over) return;
@@ -191,7 +194,7 @@ class Sm90Rows {
       turn_over();
     }
     if (turns_over) weights = {};
-    weigh(this->job(), turns_over ? uniform(this->job().steps.begin) : n, weights);
+    weigh(this->job(), of_item, weights);
     finish_values<false>(weights, !turns_over);
     if (!stores_first) turn_over();
     pack();
@@ -207,6 +210,7 @@ class Sm90Rows {
     end_turn();
     wait_products<1>();
     keys_done();
+    if (is_last(job, n)) q_done();
     if constexpr (S.pairs) {
       score(job, job.walk.tile(n));
       if (pairs_of(job).may_drop_keys() || p_.pairs.drops) {
@@ -304,6 +308,11 @@ class Sm90Rows {
     for (int n = 0; n < S.tile_keys / 16; ++n) Out::add_rows(out_, weight_ + 4 * n, further(v, n * 16 * 128));
     close_products();
   }
+  // The only q there is place for: the next one comes while the last tile's scores are weighed.
+  static constexpr bool releases_q_early = S.q_stages == 1;
+  TESSERA_DEVICE bool is_last(const Sm90Job& job, int n) const {
+    return releases_q_early && n == uniform(job.steps.end) - 1;
+  }
   TESSERA_DEVICE void q_done() {
     __syncwarp();  // of the item too, which other lanes may still read
     if (lane() == 0) arrive(shared_address(&shared_.q_empty[QSlot::stage(count_)][group_]));
@@ -323,10 +332,21 @@ class Sm90Rows {
     for (int i = 0; i < scores / 2; ++i) weight_[i] = Type::pack(s_[2 * i], s_[2 * i + 1]);
   }
 
+  // Keys from this lane's `end` on, of its rows.
+  TESSERA_DEVICE void hide_from(int end_0, int end_1) {
+#pragma unroll
+    for (int i = 0; i < scores; ++i)
+      if (i / 4 * 8 + i % 2 >= (i & 2 ? end_1 : end_0)) s_[i] = minus_infinity;
+  }
   // Where a warp's rows see all keys up to an end, as under a causal mask, a comparison a score; else as bits, a word
   // for 32 keys.
   TESSERA_DEVICE void mask(const Sm90Job& job, int tile) {
     const int first = tile * S.tile_keys, column = lane() % 4 * 2;
+    if (p_.plain_causal) {
+      const int row = job.first_row + my_row(), end = row + job.offset + 1 - first - column;
+      const int last = job.k.used - first - column;
+      return hide_from(row < job.q.used ? min(end, last) : 0, row + 8 < job.q.used ? min(end + 8, last) : 0);
+    }
     const rules::NarrowBand band = band_of(p_, job.k, job.offset);
     const auto keys_seen = [&](int r, auto&& range) {
       const int row = job.first_row + my_row() + 8 * r;
@@ -335,16 +355,8 @@ class Sm90Rows {
     const auto near = [&](int row) { return band.near(row); };
     const auto head = [&](int row) { return band.head(row); };
     const Keys seen[2] = {keys_seen(0, near), keys_seen(1, near)};
-    if (band.first <= 0 && __all_sync(0xFFFFFFFFu, seen[0].begin <= 0 && seen[1].begin <= 0)) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-#pragma unroll
-        for (int n = 0; n < S.tile_keys / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-            if (8 * n + i >= seen[r].end) s_[4 * n + 2 * r + i] = minus_infinity;
-      return;
-    }
+    if (band.first <= 0 && __all_sync(0xFFFFFFFFu, seen[0].begin <= 0 && seen[1].begin <= 0))
+      return hide_from(seen[0].end, seen[1].end);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Keys far = keys_seen(r, head);
@@ -489,32 +501,27 @@ class Sm90Rows {
     if constexpr (S.pairs) share *= p_.pairs.keep_scale;
     return empty ? 0 : __fdividef(share, sum);  // for results of 16 bits
   }
-  // Columns from `first` on of rows `row` and `row` + 8, by lanes as products have them. All of a kind at once: steps wait
-  // for the one before.
+  // Columns from `first` on of rows `row` and `row` + 8, by lanes as products have them. What is done to a row's chunks is done
+  // to all at once: each waits for what was done before.
   template <int n>
   TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float (&out)[n], const float (&factor)[2],
                                     const bool (&wanted)[2]) const {
     if (is_split()) return store_partial_columns(job, row, first, out, factor, wanted);
-    Word two[n / 2];  // as `out`
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) {
-      const float x = factor[i & 1];
-      two[i] = x == 0 ? 0 : Type::pack(out[2 * i] * x, out[2 * i + 1] * x);
-    }
-    constexpr int chunks = (n / 4 + 3) / 4;  // of a row
-    Chunk chunk[2][chunks] = {};
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) chunk[i & 1][i / 8].word[i / 2 % 4] = two[i];
-#pragma unroll
-    for (int i = 0; i < 2 * chunks; ++i) transpose_4(chunk[i & 1][i / 2].word);
+    constexpr int chunks = (n / 4 + 3) / 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      Chunk row_chunks[chunks] = {};
+#pragma unroll
+      for (int i = 2 * r; i < n; i += 4)
+        row_chunks[i / 16].word[i / 4 % 4] = factor[r] == 0 ? 0 : Type::pack(out[i] * factor[r], out[i + 1] * factor[r]);
+#pragma unroll
+      for (Chunk& chunk : row_chunks) transpose_4(chunk.word);
       unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row + 8 * r, p_.out_step);
       const bool stored = wanted[r] && row + 8 * r < job.q.stored;
 #pragma unroll
       for (int i = 0; i < chunks; ++i) {
         const int column = first + 8 * (4 * i + lane() % 4);
-        if (stored && column < p_.dim_v) store_chunk(to + column, chunk[r][i]);
+        if (stored && column < p_.dim_v) store_chunk(to + column, row_chunks[i]);
       }
     }
   }
