@@ -1,5 +1,5 @@
-"""What test_scores.py is made of: cases whose scores are set by hand, q and k being whole numbers times powers of two, so that
-every product is exact; float64 has the answer."""
+"""What test_scores.py is made of: cases whose scores are set by hand, q and k being whole numbers times powers of two, so
+that every product is exact; float64 has the answer."""
 
 import math
 

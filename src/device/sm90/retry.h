@@ -63,9 +63,11 @@ class Sm90Retry {
     for (int i = 0; i < 8; ++i) {
       RowSums& row = rows[i / 2 & 1];
       row.sum += s[i] = weight(s[i], row.largest);
-      if constexpr (S.pairs)
-        if (p_.pairs.drops && !pairs().keeps(row_at(i), key_at(key, i), p_.heads)) s[i] = 0;
     }
+    if constexpr (S.pairs)
+#pragma unroll 1
+      for (int i = 0; p_.pairs.drops && i < 8; ++i)
+        if (!pairs().keeps(row_at(i), key_at(key, i), p_.heads)) s[i] = 0;
     add_values(out, first, key, s);
   }
   TESSERA_DEVICE float weight(float score, float largest) const {
@@ -85,7 +87,7 @@ class Sm90Retry {
       }
     }
     const rules::NarrowBand band = band_of(p_, job_.k, job_.offset);
-#pragma unroll
+#pragma unroll(S.pairs ? 1 : 8)  // little code, as long as it takes to compile
     for (int i = 0; i < 8; ++i) {
       const int row = row_at(i), at = key_at(key, i);
       const bool seen = row < job_.q.used && (keys_of(band.near(row)).has(at) || keys_of(band.head(row)).has(at));

@@ -497,7 +497,7 @@ class Sm90Rows {
       largest = whole;
     }
     if (p_.lse && wanted && row < job.q.stored && lane() % 4 == 0)
-      p_.lse[row_at(job, row, p_.lse_step)] = largest == minus_infinity ? minus_infinity : largest + logf(sum);
+      p_.lse[row_at(job, row, p_.lse_step)] = largest + logf(sum);  // -inf of an empty row, whose sum is 0
     if constexpr (S.pairs) share *= p_.pairs.keep_scale;
     return empty ? 0 : __fdividef(share, sum);  // for results of 16 bits
   }
