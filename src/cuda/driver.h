@@ -52,7 +52,6 @@ struct Driver {
   Result (*cuKernelSetAttribute)(Attribute, int, Function, Ordinal) = nullptr;
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                            void**, void**) = nullptr;
-  Result (*cuMemsetD32Async)(unsigned long long, unsigned, size_t, Stream) = nullptr;
   // dtype, rank, address, extents, strides in bytes (of all dimensions but the first), box, steps in the box,
   // interleave, swizzle, promotion, fill
   Result (*cuTensorMapEncodeTiled)(rules::TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,

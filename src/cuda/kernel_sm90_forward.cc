@@ -1,7 +1,9 @@
 // Hopper's forward kernel: what it refuses, its tiles, its launch.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
+#include <random>
 #include <span>
 
 #include "core/error.h"
@@ -211,7 +213,7 @@ void fill(Plan& plan, const core::Hints& hints) {
   const int splits = splits_of(p, plan.device, spec, hints);
   const int64_t items = items_of(p, plan.tile_rows) * splits;
   const bool counts = items > plan.device.sms && !is_even(p);
-  if (counts) core::add_region(plan, "next", sizeof(int));  // cleared before each launch, which takes 2 us
+  if (counts) core::add_region(plan, "turns", sizeof(rules::Turns));
   if (splits > 1) core::add_region(plan, "partials", partial_bytes(p, splits));
   add_append_step(plan);
   core::Step step = {.name = "attend",
@@ -229,6 +231,16 @@ void fill(Plan& plan, const core::Hints& hints) {
   plan.steps.push_back(std::move(step));
   if (splits > 1) add_combine_step(plan, splits);
   if (core::packed_q(p) && p.rows_q > 0) add_clear_step(plan);
+}
+
+// Even, not 0, and no other launch's, whichever process made it.
+uint64_t launch_number() {
+  static const uint64_t seed = uint64_t{std::random_device()()} << 32 | std::random_device()();
+  static std::atomic<uint64_t> count = 0;
+  uint64_t x = seed + 0x9E3779B97F4A7C15 * ++count;  // SplitMix64 (Steele, Lea, Flood 2014)
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+  x = (x ^ x >> 27) * 0x94D049BB133111EB;
+  return ((x ^ x >> 31) | 2) & ~uint64_t{1};
 }
 
 rules::Sm90PairParams pair_params(const Plan& plan, const Sm90ForwardSpec& spec,
@@ -269,7 +281,8 @@ rules::Sm90ForwardParams params_of(const Plan& plan, const Cut& cut, const core:
                                      static_cast<int>(items_of(p, plan.tile_rows)),
                                      static_cast<int>(p.dim),
                                      static_cast<int>(p.dim_v),
-                                     region_of<int>(plan, bound, "next"),
+                                     region_of<rules::Turns>(plan, bound, "turns"),
+                                     launch_number(),
                                      data_of<const float>(p, bound, TESSERA_SINKS),
                                      steps_of(p, TESSERA_SINKS),
                                      {},
@@ -303,7 +316,6 @@ void run(const Plan& plan, const core::Bindings& bound, void* stream) {
       launch_general(launcher, step, params);
     } else {
       rules::Sm90ForwardParams params = params_of(plan, *static_cast<const Cut*>(step.launch.cut.get()), bound);
-      if (params.next) launcher.zero(params.next, 1);
       launcher.launch(step, &params);
     }
   }

@@ -26,9 +26,4 @@ void Launcher::launch(const core::Step& step, void* params) const {
   if (result != 0) require_ok(driver_, result, ("launching the step " + step.name).c_str());
 }
 
-void Launcher::zero(void* begin, size_t words) const {
-  const Result result = driver_.cuMemsetD32Async(reinterpret_cast<uintptr_t>(begin), 0, words, stream_);
-  require_ok(driver_, result, "clearing a part of the workspace");
-}
-
 }  // namespace tessera::cuda

@@ -16,8 +16,6 @@ class Launcher {
   Launcher(const core::Plan& plan, const core::Bindings& bound, int name, void* stream);
   // Queues one step with its parameters. Throws core::Error with what the driver says.
   void launch(const core::Step& step, void* params) const;
-  // Queues zeros for so many words of 4 bytes. Throws as that does.
-  void zero(void* begin, size_t words) const;
 
  private:
   const Driver& driver_;

@@ -85,6 +85,12 @@ struct Sm90PairParams {
   float keep_scale;  // 1 / (1 - p), 1 without dropout
   bool drops;
 };
+// How many items blocks have taken, in the workspace, where anything may lie before: who comes first writes it and then
+// `tag`, which is the launch's own number (a chance of 2^-63 that it lay there), and who leaves last takes the tag away.
+struct Turns {
+  unsigned long long tag;
+  int taken;
+};
 // The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. What else says where q, k, v,
 // bias and keep are is read for rows that are attended twice; the wide band is not read. With `pairs` `scale` is that of
 // scores that have all of it.
@@ -93,7 +99,8 @@ struct Sm90ForwardParams : ForwardParams {
   NarrowBand narrow_band;
   bool plain_causal;  // the band is causal and no more
   int items, dim, dim_v;
-  int* next;           // how many items were taken, 0 before the launch: whoever is free takes the next. Absent: in turns
+  Turns* turns;               // whoever is free takes the next item; absent: blocks take items in turns
+  unsigned long long launch;  // the launch's number, even
   const float* sinks;  // of each head; may be absent
   Steps sink_step;
   Sm90PairParams pairs;

@@ -124,6 +124,16 @@ TESSERA_DEVICE void wait_copies() {  // of this thread, until at most so many gr
 #endif
 }
 
+// In global memory; from sm_70 on.
+TESSERA_DEVICE unsigned long long load_acquire(const unsigned long long* from) {
+  unsigned long long x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+TESSERA_DEVICE void store_release(unsigned long long* to, unsigned long long x) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit numbers: lane l names the row of 16 bytes that is row l % 8 of matrix l / 8. Each lane
 // receives two neighbours of each: of row lane / 4, or transposed of column lane / 4.
 TESSERA_DEVICE void load_matrices(Word (&m)[4], Address row) {

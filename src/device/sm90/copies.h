@@ -12,13 +12,13 @@ class Sm90Finder {
 
   TESSERA_DEVICE void find_items() {
     bool more = true;
-    int turn = static_cast<int>(blockIdx.x);
+    const int blocks = static_cast<int>(gridDim.x);
+    int n = static_cast<int>(blockIdx.x) - blocks;
     for (unsigned count = 0; more; ++count) {
       wait(shared_address(&shared_.job_wanted), count & 1);
       Sm90Job& job = shared_.jobs[count % 4];
       do {
-        const int n = p_.next ? atomicAdd(p_.next, 1) : turn;
-        turn += static_cast<int>(gridDim.x);
+        n = n < 0 || !p_.turns ? n + blocks : take_turn(n < blocks);
         more = n < p_.items;
         job.last = !more;
         if (more && find_job(n, job)) break;
@@ -29,6 +29,28 @@ class Sm90Finder {
   }
 
  private:
+  // The next item; every block's first is its own number.
+  TESSERA_DEVICE int take_turn(bool first) const {
+    if (first) open_turns();
+    const int blocks = static_cast<int>(gridDim.x), n = atomicAdd(&p_.turns->taken, 1);
+    if (n == p_.items - 1) store_release(&p_.turns->tag, 0);  // each block's last finds no item
+    return n + blocks;
+  }
+  TESSERA_DEVICE void open_turns() const {
+    unsigned long long tag = load_acquire(&p_.turns->tag);
+    while (tag != p_.launch) {
+      if (tag == p_.launch + 1) {  // somebody is about to
+        tag = load_acquire(&p_.turns->tag);
+        continue;
+      }
+      const unsigned long long found = atomicCAS(&p_.turns->tag, tag, p_.launch + 1);
+      if (found == tag) {
+        p_.turns->taken = 0;
+        return store_release(&p_.turns->tag, p_.launch);
+      }
+      tag = found;
+    }
+  }
   // What it begins with comes to the L2 cache: q, which nobody has read yet, and the first tiles of k and v.
   TESSERA_DEVICE void prefetch(const Sm90Job& job) const {
     using Layout = Sm90Shared<S>;
