@@ -84,7 +84,6 @@ std::deque<CUctx_st> other_contexts;
 std::deque<CUlib_st> libraries;
 std::map<Library, CUkern_st> kernels;
 std::vector<FakeLaunch> launches;
-std::vector<FakeFill> fills;
 std::vector<FakeMap> maps;
 int loads = 0;
 
@@ -247,14 +246,6 @@ Result cuMemsetD8_v2(Address to, unsigned char value, size_t bytes) {
   std::memset(host<void>(to), value, bytes);
   return 0;
 }
-Result cuMemsetD32Async(Address to, unsigned value, size_t words, Stream stream) {
-  if (current.empty()) return invalid_context;
-  const std::lock_guard lock(mutex);
-  if (to % sizeof value || !holder(to, words * sizeof value)) return invalid_value;
-  std::fill_n(host<unsigned>(to), words, value);
-  fills.push_back({host<void>(to), value, words, stream, static_cast<int>(launches.size())});
-  return 0;
-}
 Result cuPointerGetAttribute(void* value, int attribute, uintptr_t address) {
   const std::lock_guard lock(mutex);
   const Block* const block = holder(address, 1);
@@ -408,14 +399,6 @@ void fake_launch(int n, FakeLaunch* launch) {
   const std::lock_guard lock(mutex);
   *launch = launches.at(static_cast<size_t>(n));
 }
-int fake_fills() {
-  const std::lock_guard lock(mutex);
-  return static_cast<int>(fills.size());
-}
-void fake_fill(int n, FakeFill* fill) {
-  const std::lock_guard lock(mutex);
-  *fill = fills.at(static_cast<size_t>(n));
-}
 bool fake_map(const tessera::rules::TensorMap& map, FakeMap* made) {
   const std::lock_guard lock(mutex);
   if (map.word[0] == 0) return false;
@@ -453,5 +436,4 @@ FAKE_IS_DECLARED(cuLibraryUnload)
 FAKE_IS_DECLARED(cuLibraryGetKernel)
 FAKE_IS_DECLARED(cuKernelSetAttribute)
 FAKE_IS_DECLARED(cuLaunchKernel)
-FAKE_IS_DECLARED(cuMemsetD32Async)
 FAKE_IS_DECLARED(cuTensorMapEncodeTiled)

@@ -23,21 +23,12 @@ struct FakeLaunch {
   tessera::rules::GeneralParams general;   // of "tessera_general"
   tessera::rules::Sm90ForwardParams sm90;  // of "tessera_sm90_forward"
 };
-struct FakeFill {  // as cuMemsetD32Async was told
-  const void* begin;
-  unsigned value;
-  size_t words;
-  tessera::cuda::Stream stream;
-  int launches;  // that came before it
-};
 
 extern "C" {
 int fake_launches();                          // since the process began
 int fake_loads();                             // calls of cuLibraryLoadData that went right
 int fake_libraries();                         // loaded and not unloaded
 void fake_launch(int n, FakeLaunch* launch);  // the n-th since the process began
-int fake_fills();
-void fake_fill(int n, FakeFill* fill);
 // What a map was made of; false: it is all zeros.
 bool fake_map(const tessera::rules::TensorMap& map, FakeMap* made);
 // A context of the device that is not its primary one, as a program makes that knows no CUDA runtime.

@@ -481,7 +481,7 @@ class Sm90Rows {
   // stored. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink joins the sum of the others.
   TESSERA_DEVICE float store_sum(const Sm90Job& job, int row, const RowSums& sums, float unit, bool wanted) const {
     const bool used = row < job.q.used, empty = !used || sums.sum == 0;  // a NaN is not empty
-    float sum = sums.sum, largest = empty ? minus_infinity : sums.largest, share = 1;
+    float sum = used ? sums.sum : 0, largest = empty ? minus_infinity : sums.largest, share = 1;
     if (is_split()) {
       if (wanted && used && lane() % 4 == 0) {
         float* const to = partial(job, row) + p_.dim_v;
