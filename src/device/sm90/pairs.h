@@ -11,17 +11,16 @@ namespace tessera::device {
 using rules::Sm90ForwardSpec;
 using rules::Sm90PairParams;
 
-// cap tanh(x), whose error is some 2^-21 of cap, by an exponential; of |x| <= tanh_edge by a polynomial (2^-22.6 of it).
+// cap tanh(x): of |x| <= tanh_edge by a polynomial (relative error 2^-22.6), of larger ones by an exponential (some 2^-22 of
+// cap, which small ones would feel).
 inline constexpr float tanh_edge = 0.6f;
 TESSERA_DEVICE float capped(float x, float cap) {
-  return fmaf(-2 * cap, __fdividef(1, exp2_fast(x * (2 * log2_e)) + 1), cap);
-}
-TESSERA_DEVICE float capped_small(float x, float cap) {
   const float y = x * x;
   float t = fmaf(y, 0.01564045f, -0.05223109f);
   t = fmaf(y, t, 0.1331352f);
   t = fmaf(y, t, -0.3333262f);
-  return cap * fmaf(x * y, t, x);
+  const float large = fmaf(-2 * cap, __fdividef(1, exp2_fast(x * (2 * log2_e)) + 1), cap);
+  return fabsf(x) <= tanh_edge ? cap * fmaf(x * y, t, x) : large;
 }
 
 // Where a lane's scores are: rows `row` and `row` + 8, of keys from `first` on those at columns 8 n + column and the
@@ -67,9 +66,7 @@ class Sm90Pairs {
   // The same of one pair, from global memory.
   TESSERA_DEVICE float score_of(const rules::ForwardParams& p, float product, int row, int key) const {
     const float x = product * p_.scale_to_cap;
-    float s = p_.softcap == 0        ? product * p_.scale
-              : fabsf(x) <= tanh_edge ? capped_small(x, p_.softcap)
-                                      : capped(x, p_.softcap);
+    float s = p_.softcap == 0 ? product * p_.scale : capped(x, p_.softcap);
     if (p_.slopes) s -= rules::alibi(slope_of_head(), fabsf(static_cast<float>(row + offset_ - key)));
     const auto place = [&](const rules::Steps& step) {
       return batch_ * step.batch + head_ * step.head + row * step.row + key;

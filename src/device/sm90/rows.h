@@ -12,7 +12,8 @@ struct Weights {
   // Bases beyond it have no fractions left for scores. Where it stands at its negative a row saw no key, or scores below:
   // such rows are attended once more.
   static constexpr float most = 1 << 22;
-  static constexpr float slack = 8;  // how far weights may grow before the base follows, as a power of two
+  // How far weights, and a lane's sums of a tile, may grow before the base follows, as a power of two.
+  static constexpr float slack = 8, limit = 256;
 
   float base[2] = {-most, -most}, sum[2] = {0, 0};
   float shrink[2];  // what earlier sums are owed
@@ -51,7 +52,6 @@ struct Weights {
   // the weights, and if so (`uncommon`) `settle` puts them right.
   TESSERA_DEVICE void weigh_by_base(float (&s)[scores], float scale_log2) {
     exponentiate(s, scale_log2);
-    constexpr float limit = 1 << static_cast<int>(slack);
     uncommon = __any_sync(0xFFFFFFFFu, added[0] > limit || added[1] > limit);
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += added[r];
@@ -59,11 +59,12 @@ struct Weights {
   TESSERA_DEVICE void settle(float (&s)[scores]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      constexpr float limit = 1 << static_cast<int>(slack);
-      const float all = whole(added[r]);
-      const float grown = all > limit ? static_cast<float>(min((__float_as_int(all) >> 23) - 127, 126)) : 0;
+      float most_added = fmaxf(added[r], from_lane(added[r], 1));  // a row decides alone, as if no other had asked
+      most_added = fmaxf(most_added, from_lane(most_added, 2));
+      const float grown =
+          most_added > limit ? static_cast<float>(min((__float_as_int(most_added) >> 23) - 127, 126)) : 0;
       shrink[r] = exp2_fast(-grown);
-      base[r] = all == infinity ? infinity : base[r] + grown;
+      base[r] = most_added == infinity ? infinity : base[r] + grown;
       sum[r] *= shrink[r];
 #pragma unroll
       for (int i = 2 * r; i < scores; i += 4) s[i] *= shrink[r], s[i + 1] *= shrink[r];
