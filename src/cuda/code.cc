@@ -103,7 +103,7 @@ constexpr auto sm90_choices = [] {
       {{any, 64, 64, 2, 128, 4, 2, 1, 0, 1}, 0},
       {{any, 128, 128, 2, 128, 2, 2, 1, 0, 1}, 0},
       {{any, 192, 128, 2, 128, 2, 1, 1, 0, 1}, 0},
-      // With what pairs have, a tile of bias and keep beside one q.
+      // With what pairs have, tiles of bias and keep; beside long rows one q.
       {{any, 64, 64, 2, 128, 2, 2, 1, 1, 0}, 0},
       {{any, 96, 96, 2, 128, 2, 1, 1, 1, 0}, 0},
       {{any, 128, 128, 2, 128, 2, 1, 1, 1, 0}, 0},

@@ -128,7 +128,8 @@ bool is_even(const Problem& p) {
   const rules::BandMask band = core::band_mask(p, 0, 0);
   constexpr int lists[] = {TESSERA_CU_SEQLENS_Q, TESSERA_CU_SEQLENS_K, TESSERA_SEQUSED_Q, TESSERA_SEQUSED_K};
   const auto given = [&](int name) { return core::has(p, name); };
-  return !band.causal && has_no_window(band) && !core::is_cache(p) && std::none_of(std::begin(lists), std::end(lists), given);
+  return !band.causal && has_no_window(band) && !core::is_cache(p) &&
+         std::none_of(std::begin(lists), std::end(lists), given);
 }
 
 // Bands that begin late, or that end before the sequence's last key. (All rows together see the others whole.)
@@ -159,8 +160,10 @@ std::string refuse_keys(const Problem& p) {
 
 // Of what pairs have.
 std::string refuse_pairs(const Problem& p) {
-  if (p.softcap != 0 && !std::isfinite(static_cast<float>(scale_of(p) / p.softcap)))
-    return fmt::format("scale / softcap is {}, beyond float32", scale_of(p) / p.softcap);
+  // Beyond, float32 loses the last terms of the polynomial that stands for tanh, eight factors of it.
+  const double to_cap = p.softcap != 0 ? std::abs(scale_of(p) / p.softcap) : 0;
+  if (to_cap != 0 && !(to_cap >= 3e-5 && to_cap <= 1e3))
+    return fmt::format("scale / softcap is {}; it takes 3e-5 to 1000", scale_of(p) / p.softcap);
   // Corners are narrowed, which bands do not show and distances would.
   const bool far = p.mask.corner == TESSERA_CORNER_AT &&
                    (core::has(p, TESSERA_CORNER_OFFSETS) || rules::narrow_offset(p.mask.corner_at) != p.mask.corner_at);
@@ -212,7 +215,8 @@ void fill(Plan& plan, const core::Hints& hints) {
   plan.tile_keys = spec.tile_keys;
   const int splits = splits_of(p, plan.device, spec, hints);
   const int64_t items = items_of(p, plan.tile_rows) * splits;
-  const bool counts = items > plan.device.sms && !is_even(p);
+  const bool has_room = !hints.has_workspace_limit || hints.workspace_limit >= 64;
+  const bool counts = items > plan.device.sms && !is_even(p) && has_room;
   if (counts) core::add_region(plan, "turns", sizeof(rules::Turns));
   if (splits > 1) core::add_region(plan, "partials", partial_bytes(p, splits));
   add_append_step(plan);
@@ -223,17 +227,16 @@ void fill(Plan& plan, const core::Hints& hints) {
                                 .threads = kernel.code().threads,
                                 .shared_bytes = kernel.code().shared_bytes,
                                 .cut = std::make_shared<Cut>(Cut{spec, splits})}};
-  step.text =
-      fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take {} items {}, {} KiB shared",
-                  plan.tile_rows, spec.tile_keys, spec.stages, step.launch.blocks, step.launch.threads, items,
-                  counts ? "as each is free" : "in turns", rules::ceil_div(step.launch.shared_bytes, 1024));
+  step.text = fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take {} items {}, {} KiB shared",
+                          plan.tile_rows, spec.tile_keys, spec.stages, step.launch.blocks, step.launch.threads, items,
+                          counts ? "as each is free" : "in turns", rules::ceil_div(step.launch.shared_bytes, 1024));
   if (splits > 1) step.text += fmt::format("; keys in {} splits", splits);
   plan.steps.push_back(std::move(step));
   if (splits > 1) add_combine_step(plan, splits);
   if (core::packed_q(p) && p.rows_q > 0) add_clear_step(plan);
 }
 
-// Even, not 0, and no other launch's, whichever process made it.
+// Even, not 0, and by 62 random bits no other launch's, whichever process made it.
 uint64_t launch_number() {
   static const uint64_t seed = uint64_t{std::random_device()()} << 32 | std::random_device()();
   static std::atomic<uint64_t> count = 0;
@@ -243,18 +246,22 @@ uint64_t launch_number() {
   return ((x ^ x >> 31) | 2) & ~uint64_t{1};
 }
 
-rules::Sm90PairParams pair_params(const Plan& plan, const Sm90ForwardSpec& spec,
-                                   const core::Bindings& bound) {
+rules::Sm90PairParams pair_params(const Plan& plan, const Sm90ForwardSpec& spec, const core::Bindings& bound) {
   const Problem& p = plan.problem;
   const double scale = scale_of(p);
   const rules::GridMap bias = grid_map(need_driver(), p, bound, TESSERA_BIAS, plan.tile_keys);
   const rules::GridMap keep = grid_map(need_driver(), p, bound, TESSERA_KEEP, plan.tile_keys);
   const int bytes = rules::pair_bytes_of_tile(spec, bias.bytes > 0, keep.bytes > 0);
+  const double to_cap = p.softcap != 0 ? scale / p.softcap : 0, b = to_cap * to_cap;
+  const auto term = [&](double coefficient) { return static_cast<float>(scale * coefficient); };
   return {.bias = bias,
           .keep = keep,
           .slots = bytes > 0 ? std::min(rules::pair_bytes(spec) / bytes, rules::most_pair_slots) : 0,
           .softcap = static_cast<float>(p.softcap),
-          .scale_to_cap = static_cast<float>(p.softcap != 0 ? scale / p.softcap : 0),
+          .scale_to_cap = static_cast<float>(to_cap),
+          // A polynomial for tanh up to 0.6: relative error 2^-22.6.
+          .cap_terms = {term(1), term(-0.3333262 * b), term(0.1331352 * b * b), term(-0.05223109 * b * b * b),
+                        term(0.01564045 * b * b * b * b)},
           .scale = p.softcap == 0 && adds_to_scores(p) ? static_cast<float>(scale) : 1,
           .slopes = data_of<const float>(p, bound, TESSERA_SLOPES),
           .excluded = data_of<const unsigned char>(p, bound, TESSERA_EXCLUDE_KEYS),

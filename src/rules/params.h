@@ -76,7 +76,8 @@ struct Sm90PairParams {
   GridMap bias, keep;
   int slots;                    // tiles of both that shared memory holds
   float softcap, scale_to_cap;  // scale / softcap
-  float scale;                  // of products to what bias and slopes add to; 1 with softcap, and where neither is
+  float cap_terms[5];  // softcap tanh(scale / softcap s), where that is small, is s times these of s^0, s^2 ...
+  float scale;         // of products to what bias and slopes add to; 1 with softcap, and where neither is
   const float* slopes;
   const unsigned char* excluded;
   const int *documents_q, *documents_k;
@@ -86,14 +87,14 @@ struct Sm90PairParams {
   bool drops;
 };
 // How many items blocks have taken, in the workspace, where anything may lie before: who comes first writes it and then
-// `tag`, which is the launch's own number (a chance of 2^-63 that it lay there), and who leaves last takes the tag away.
+// `tag`, which is the launch's own number (62 random bits: it never lay there), and who leaves last takes the tag away.
 struct Turns {
   unsigned long long tag;
   int taken;
 };
-// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. What else says where q, k, v,
-// bias and keep are is read for rows that are attended twice; the wide band is not read. With `pairs` `scale` is that of
-// scores that have all of it.
+// The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. What else says where q, k,
+// v, bias and keep are is read for rows that are attended twice; the wide band is not read. With `pairs` `scale` is
+// that of scores that have all of it.
 struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
   NarrowBand narrow_band;
@@ -101,7 +102,7 @@ struct Sm90ForwardParams : ForwardParams {
   int items, dim, dim_v;
   Turns* turns;               // whoever is free takes the next item; absent: blocks take items in turns
   unsigned long long launch;  // the launch's number, even
-  const float* sinks;  // of each head; may be absent
+  const float* sinks;         // of each head; may be absent
   Steps sink_step;
   Sm90PairParams pairs;
   CacheParams cache;    // with pages a box of k and v has page_rows, which both a page and a tile are multiples of

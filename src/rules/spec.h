@@ -94,7 +94,8 @@ TESSERA_RULE int tile_rows(const Sm90ForwardSpec& s) {
 TESSERA_RULE int slabs_of(int dim) {  // of 64 columns, 128 bytes a row, as the copy engine writes them
   return (dim + 63) / 64;
 }
-// A tile of bias takes two bytes a pair, one of keep a byte. There is room for two tiles of bias, one of both, four of keep.
+// A tile of bias takes two bytes a pair, one of keep a byte. There is room for two tiles of bias, one of both, four of
+// keep.
 TESSERA_RULE int pair_bytes(const Sm90ForwardSpec& s) {
   return s.pairs ? 4 * tile_rows(s) * s.tile_keys : 0;
 }

@@ -1,4 +1,6 @@
 // Hopper's forward kernel: what it takes and refuses, its plans.
+#include <algorithm>
+
 #include "cuda/loaded.h"
 #include "cuda/tensor_map.h"
 #include "plan_of.h"
@@ -35,6 +37,9 @@ TEST(Sm90Plan, WhatTheKernelHas) {
         "decode bf16 b2 q64 k100 n5 d64 append left_pad cache_batch_idx cache_rows=3 softcap=5",
         "decode bf16 b2 q64 k100 n5 d128 append page=7 mask=causal sink", "decode bf16 q64 k100 d192/128 page=16",
         "decode bf16 b2 k100 d64 varlen=q[3,70] page=16",
+        // Any scale, where scores are more than products.
+        "forward bf16 q5 k7 d64 alibi scale=0", "forward bf16 q5 k7 d64 softcap=5 dropout=0.5 scale=-1",
+        "forward bf16 q5 k16 d64 mask=keep&exclude_keys bias=1,1,q,k scale=0",
         // Strides that cannot matter are not read; the longest that can.
         "forward bf16 b1 h1 q4 k4 d64 strides=q[3,64,3,1]", "forward bf16 h2 q4 k4 d64 strides=k[1,64,512,1]",
         "forward bf16 b2 q4 k4 d64 strides=q[549755813880,64,64,1]"}) {
@@ -59,7 +64,8 @@ TEST(Sm90Plan, WhatTheKernelLacks) {
        "some keys may be seen by no row; it follows the ids of all pages"},
       {"decode bf16 q64 k100 d64 page=16 mask=chunk(32)@bottom_right", "some keys may be seen by no row"},
       {"decode bf16 q64 k100 d64 page=16 mask=causal@top_left", "some keys may be seen by no row"},
-      {"forward bf16 q4 k8 d64 softcap=2e-38 scale=10", "scale / softcap is"},
+      {"forward bf16 q4 k8 d64 softcap=0.009 scale=-10", "scale / softcap is -1111.111"},
+      {"forward bf16 q4 k8 d64 softcap=10000", "scale / softcap is 1.25e-05; it takes 3e-5 to 1000"},
       {"forward bf16 q4 k8 d64 mask=corner@at(1000000000) alibi", "slopes are for distances from a corner that"},
       {"forward bf16 b2 q4 k8 d64 mask=corner@at[1,2] alibi", "slopes are for distances from a corner that"},
       {"decode bf16 q64 k100 d64 mask=documents", "it reads documents of tensors, not of a cache"},
@@ -91,6 +97,10 @@ TEST(Sm90Plan, WhatTheKernelLacks) {
       {"forward bf16 q4 k4 d64 mask=window(-1,3)", "the window lies off the diagonal"},
       {"forward bf16 q4 k4 d64 scale=0", "scale is 0; it must be above 0"},
       {"forward bf16 q4 k4 d64 scale=-0.5", "scale is -0.5; it must be above 0"},
+      {"forward bf16 q4 k16 d64 mask=keep scale=0", "scale is 0; it must be above 0"},
+      {"forward bf16 q4 k4 d64 mask=exclude_keys scale=-2", "scale is -2; it must be above 0"},
+      {"forward bf16 q4 k4 d64 mask=documents scale=0", "scale is 0; it must be above 0"},
+      {"forward bf16 q4 k4 d64 dropout=0.5 sink scale=0", "scale is 0; it must be above 0"},
       {"forward bf16 q134217729 k1 d64", "len_q is 134217729; it takes sequences of at most 134217728"},
       {"forward bf16 q1 k134217729 d64", "len_k is 134217729; it takes sequences of at most 134217728"},
       {"forward bf16 q4 k4 d64 mask=window(134217729,0)",
@@ -130,13 +140,66 @@ TEST(Sm90Plan, ACacheWithoutPages) {
                     "\n  cuda.sm90: the cache has no pages");
 }
 
-// How many items were taken is counted in the workspace; who has none is served by the next kernel.
-TEST(Sm90Plan, TakesWorkspace) {
-  const char* const line = "forward bf16 b2 h4 q300 k300 d128";
-  EXPECT_EQ(plan_of(line).workspace_bytes, 64);
-  Hints hints = {};
-  hints.has_workspace_limit = 1;
-  EXPECT_STREQ(plan_of(line, "h200", hints).kernel->name, "cuda.portable");
+// More items than 132 multiprocessors, of which some take longer, go to whoever is free: how many were taken is counted
+// in the workspace.
+TEST(Sm90Plan, TurnsByHand) {
+  constexpr struct {
+    const char* line;
+    int items;
+    bool counted;
+  } rows[] = {
+      // Rows see more keys the later they come, or only those nearby.
+      {"forward bf16 h133 q128 k128 d64 mask=causal", 133, true},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=causal@top_left", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=prefix(3)", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=window(100,unbounded)", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=window(unbounded,0)", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=chunk(64)", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=causal softcap=5", 240, true},
+      // Sequences of many lengths.
+      {"forward bf16 b2 h40 k300 d128 varlen=q[300,1]", 240, true},
+      {"forward bf16 b2 h40 q300 d128 varlen=k[300,1]", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 seqused=q[300,1]", 240, true},
+      {"forward bf16 b2 h40 q300 k300 d128 seqused=k[300,1]", 240, true},
+      {"decode bf16 b2 h80 q64 k100 d64", 160, true},
+      {"decode bf16 b2 h80 q64 k100 d64 page=16", 160, true},
+      // All take as long, whatever pairs have.
+      {"forward bf16 b2 h40 q300 k300 d128", 240, false},
+      {"forward bf16 b2 h40/2 q300 k301 d64/32 sink", 240, false},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=window(unbounded,unbounded)", 240, false},
+      {"forward bf16 b2 h40 q300 k304 d128 mask=keep&exclude_keys bias=1,1,q,k alibi dropout=0.5", 240, false},
+      {"forward bf16 b2 h40 q300 k300 d128 mask=documents softcap=5", 240, false},
+      // Each block has one item, or there is none.
+      {"forward bf16 h132 q128 k128 d64 mask=causal", 132, false},
+      {"forward bf16 q1024 k2048 d128 mask=causal", 8 * 16, false},
+      {"forward bf16 h2 d128 varlen=q[100,200]k[2000,1]", 8 * 16, false},
+      {"forward bf16 b0 h200 q128 k128 d64 mask=causal", 0, false},
+  };
+  for (const auto& [line, items, counted] : rows) {
+    const Plan plan = plan_of(line, "h200", sm90);
+    const auto is_turns = [](const core::Region& r) { return r.name == "turns" && r.bytes == 16; };
+    EXPECT_EQ(std::count_if(plan.regions.begin(), plan.regions.end(), is_turns), counted) << line;
+    const std::string words = fmt::format("take {} items {},", items, counted ? "as each is free" : "in turns");
+    EXPECT_NE(plan.steps[0].text.find(words), std::string::npos) << line << ": " << plan.steps[0].text;
+  }
+}
+
+// Items that are counted need a line of it; who has less is served by the next kernel.
+TEST(Sm90Plan, Workspace) {
+  const auto plan = [](const char* line, int64_t limit) {
+    Hints hints = {};
+    hints.has_workspace_limit = 1;
+    hints.workspace_limit = limit;
+    return plan_of(line, "h200", hints);
+  };
+  const char* const even = "forward bf16 b2 h40 q300 k300 d128";
+  EXPECT_STREQ(plan(even, 0).kernel->name, "cuda.sm90");
+  EXPECT_EQ(plan(even, 0).workspace_bytes, 0);
+  const char* const uneven = "forward bf16 b2 h40 q300 k300 d128 mask=causal";
+  EXPECT_STREQ(plan(uneven, 64).kernel->name, "cuda.sm90");
+  EXPECT_EQ(plan(uneven, 64).workspace_bytes, 64);
+  EXPECT_STREQ(plan(uneven, 63).kernel->name, "cuda.sm90");  // in turns then
+  EXPECT_EQ(plan(uneven, 63).workspace_bytes, 0);
 }
 
 TEST(Sm90Plan, DevicesThatCannotRunIt) {
@@ -158,13 +221,13 @@ TEST(Sm90Plan, DevicesThatCannotRunIt) {
 
 TEST(Sm90Plan, ItsText) {
   const std::string text = core::to_text(plan_of("forward bf16 b4 h16/4 q4096 k4096 d128 mask=causal"));
-  EXPECT_NE(text.find("1 attend   cuda.sm90  tile 128 rows x 128 keys, 2 stages; 132 blocks of 384 threads take turns "
-                      "at 2048 items, 193 KiB shared"),
+  EXPECT_NE(text.find("1 attend   cuda.sm90  tile 128 rows x 128 keys, 2 stages; 132 blocks of 384 threads take 2048 "
+                      "items as each is free, 193 KiB shared"),
             std::string::npos)
       << text;
 }
 
-// Items are batch * heads * ceil(queries / tile), and blocks take them in turns. A packed q has a second step, which
+// Items are batch * heads * ceil(queries / tile), and blocks take them. A packed q has a second step, which
 // clears rows past its last sequence.
 TEST(Sm90Plan, GridsByHand) {
   constexpr struct {
@@ -228,16 +291,19 @@ TEST(Sm90Plan, SplitsByHand) {
   for (const auto& [line, blocks, splits, partials, last] : rows) {
     const Plan plan = plan_of(line, "h200", sm90);
     EXPECT_EQ(plan.steps[0].launch.blocks, blocks) << line;
-    EXPECT_EQ(*static_cast<const int*>(plan.steps[0].launch.cut.get()), splits) << line;
+    const std::string text = plan.steps[0].text;
+    EXPECT_EQ(text.find("splits") != std::string::npos, splits > 1) << line << ": " << text;
     EXPECT_EQ(plan.steps.back().name, last) << line;
-    ASSERT_EQ(plan.regions.size(), splits > 1 ? 2u : 1u) << line;
+    ASSERT_EQ(plan.regions.size(), splits > 1 ? 1u : 0u) << line;
     if (splits > 1) {
-      EXPECT_EQ(plan.regions[1].name, "partials") << line;
-      EXPECT_EQ(plan.regions[1].bytes, partials) << line;
+      EXPECT_TRUE(text.ends_with(fmt::format("; keys in {} splits", splits))) << line << ": " << text;
+      EXPECT_EQ(plan.regions[0].name, "partials") << line;
+      EXPECT_EQ(plan.regions[0].offset, 0) << line;
+      EXPECT_EQ(plan.regions[0].bytes, partials) << line;
     }
   }
   const std::string text = core::to_text(plan_of(rows[0].line));
-  EXPECT_NE(text.find("128 blocks of 384 threads take turns at 128 items, 195 KiB shared; keys in 16 splits"),
+  EXPECT_NE(text.find("128 blocks of 384 threads take 128 items in turns, 195 KiB shared; keys in 16 splits"),
             std::string::npos)
       << text;
 }
@@ -251,18 +317,26 @@ TEST(Sm90Plan, NoSplitsWhereOtherTilesAreWished) {
 }
 
 TEST(Sm90Plan, NoSplitsWhereTheirSumsHaveNoRoom) {
-  const auto plan = [](int64_t limit) {
-    Hints hints = sm90;
-    hints.has_workspace_limit = 1;
-    hints.workspace_limit = limit;
-    return plan_of("forward bf16 q1024 k2048 d128", "h200", hints);
+  constexpr struct {
+    const char* line;
+    int64_t needed;
+  } rows[] = {
+      {"forward bf16 q1024 k2048 d128", 1024 * 16 * 130 * 4},
+      {"forward bf16 q1 k1664 d8", 576},  // 13 splits of 10 numbers, 520 bytes, in whole lines
   };
-  constexpr int64_t needed = 64 + 1024 * 16 * 130 * 4;
-  EXPECT_EQ(plan(needed).workspace_bytes, needed);
-  EXPECT_EQ(plan(needed).steps.size(), 2u);
-  for (const int64_t limit : {needed - 1, int64_t{64}}) {
-    EXPECT_EQ(plan(limit).workspace_bytes, 64) << limit;
-    EXPECT_EQ(plan(limit).steps.size(), 1u) << limit;
+  for (const auto& [line, needed] : rows) {
+    const auto plan = [&, text = line](int64_t limit) {
+      Hints hints = sm90;
+      hints.has_workspace_limit = 1;
+      hints.workspace_limit = limit;
+      return plan_of(text, "h200", hints);
+    };
+    EXPECT_EQ(plan(needed).workspace_bytes, needed) << line;
+    EXPECT_EQ(plan(needed).steps.size(), 2u) << line;
+    for (const int64_t limit : {needed - 1, int64_t{0}}) {
+      EXPECT_EQ(plan(limit).workspace_bytes, 0) << line << ", " << limit;
+      EXPECT_EQ(plan(limit).steps.size(), 1u) << line << ", " << limit;
+    }
   }
 }
 

@@ -86,8 +86,14 @@ TEST(Spec, OfHopperSharesMemoryWithPairsAndPages) {
   constexpr rules::Sm90ForwardSpec plain = {Float::bf16, 128, 128, 2, 64, 2, 1, 1, 0, 0};
   rules::Sm90ForwardSpec pairs = plain, parts = plain;
   pairs.pairs = parts.parts = 1;
-  EXPECT_EQ(rules::shared_bytes(pairs) - rules::shared_bytes(plain), 128 * 64 * (2 + 1));  // bias, keep
-  EXPECT_EQ(rules::shared_bytes(parts) - rules::shared_bytes(plain), 4 * 64 * 4);          // a page for each key
+  EXPECT_EQ(rules::shared_bytes(pairs) - rules::shared_bytes(plain), 2 * 128 * 64 * 2);  // two tiles of bias
+  EXPECT_EQ(rules::shared_bytes(parts) - rules::shared_bytes(plain), 4 * 64 * 4);        // a page for each key
+  // Of bias and keep a tile each, if given.
+  EXPECT_EQ(rules::pair_bytes_of_tile(pairs, true, false), 128 * 64 * 2);
+  EXPECT_EQ(rules::pair_bytes_of_tile(pairs, false, true), 128 * 64);
+  EXPECT_EQ(rules::pair_bytes_of_tile(pairs, true, true), 128 * 64 * (2 + 1));
+  EXPECT_EQ(rules::pair_bytes_of_tile(pairs, false, false), 0);
+  EXPECT_EQ(rules::pair_bytes(plain), 0);
 }
 
 TEST(Spec, OfHopperIllegal) {

@@ -43,12 +43,11 @@ class Sm90Finder {
         tag = load_acquire(&p_.turns->tag);
         continue;
       }
-      const unsigned long long found = atomicCAS(&p_.turns->tag, tag, p_.launch + 1);
-      if (found == tag) {
+      if (atomicCAS(&p_.turns->tag, tag, p_.launch + 1) == tag) {
         p_.turns->taken = 0;
         return store_release(&p_.turns->tag, p_.launch);
       }
-      tag = found;
+      tag = load_acquire(&p_.turns->tag);
     }
   }
   // What it begins with comes to the L2 cache: q, which nobody has read yet, and the first tiles of k and v.
@@ -203,8 +202,8 @@ class Sm90Copies {
       copy_box(to + slab * slab_bytes, map, full + stage * 8, slab * 64, row, kv, plane, Kept::often);
   }
 
-  // The pages of a tile's boxes go to shared memory, all at once, a tile ahead. Entries past the sequence's keys are not
-  // read.
+  // The pages of a tile's boxes go to shared memory, all at once, a tile ahead. Entries past the sequence's keys are
+  // not read.
   TESSERA_DEVICE void find_pages(const Sm90Job& job, int key) {
     if constexpr (S.parts) {
       if (p_.cache.page == 0) return;
@@ -267,8 +266,8 @@ class Sm90Copies {
             copy_box(to + slab * (64 * 128), &bias.map, full, key + 64 * slab, query * bias.query,
                      corner.head * bias.head, corner.batch * bias.batch, Kept::often);
         if (keep.bytes > 0)
-          copy_box(to + Sm90Pairs<S>::keep_begin(p_.pairs), &keep.map, full, key, query * keep.query, corner.head * keep.head,
-                   corner.batch * keep.batch, Kept::often);
+          copy_box(to + Sm90Pairs<S>::keep_begin(p_.pairs), &keep.map, full, key, query * keep.query,
+                   corner.head * keep.head, corner.batch * keep.batch, Kept::often);
       }
       pairs_.advance(p_.pairs.slots);
     }

@@ -1,6 +1,6 @@
 // Forward attention for Hopper: the copy engine fills rings of tiles, warpgroups multiply them by wgmma.
 //
-// A block holds a multiprocessor and takes items (a tile of rows of one head), whoever is free the next. Its first
+// A block holds a multiprocessor and takes items (a tile of rows of one head), one after the other. Its first
 // warpgroup copies: one thread finds the next item, another feeds the rings of K and V, each slot behind a `full` and
 // an `empty` barrier. Every other warpgroup attends 64 rows, with scores, weights and sums in registers. Tiles of keys
 // are walked last first; while a tile's weights are found, the products of the tile before it with V are still under

@@ -11,16 +11,20 @@ namespace tessera::device {
 using rules::Sm90ForwardSpec;
 using rules::Sm90PairParams;
 
-// cap tanh(x): of |x| <= tanh_edge by a polynomial (relative error 2^-22.6), of larger ones by an exponential (some 2^-22 of
-// cap, which small ones would feel).
+// cap tanh(a s): of |a s| <= tanh_edge by a polynomial in s (relative error 2^-22.6), of larger ones by an exponential
+// (some 2^-22 of cap, which small ones would feel).
 inline constexpr float tanh_edge = 0.6f;
-TESSERA_DEVICE float capped(float x, float cap) {
-  const float y = x * x;
-  float t = fmaf(y, 0.01564045f, -0.05223109f);
-  t = fmaf(y, t, 0.1331352f);
-  t = fmaf(y, t, -0.3333262f);
-  const float large = fmaf(-2 * cap, __fdividef(1, exp2_fast(x * (2 * log2_e)) + 1), cap);
-  return fabsf(x) <= tanh_edge ? cap * fmaf(x * y, t, x) : large;
+TESSERA_DEVICE bool caps_little(const Sm90PairParams& p, float s) {
+  return fabsf(s * p.scale_to_cap) <= tanh_edge;
+}
+TESSERA_DEVICE float capped_little(const Sm90PairParams& p, float s) {
+  const float y = s * s;
+  const auto& c = p.cap_terms;
+  return s * fmaf(y, fmaf(y, fmaf(y, fmaf(y, c[4], c[3]), c[2]), c[1]), c[0]);
+}
+TESSERA_DEVICE float capped(const Sm90PairParams& p, float s) {
+  const float e = exp2_fast(s * p.scale_to_cap * (2 * log2_e));
+  return caps_little(p, s) ? capped_little(p, s) : fmaf(-2 * p.softcap, __fdividef(1, e + 1), p.softcap);
 }
 
 // Where a lane's scores are: rows `row` and `row` + 8, of keys from `first` on those at columns 8 n + column and the
@@ -65,8 +69,7 @@ class Sm90Pairs {
 
   // The same of one pair, from global memory.
   TESSERA_DEVICE float score_of(const rules::ForwardParams& p, float product, int row, int key) const {
-    const float x = product * p_.scale_to_cap;
-    float s = p_.softcap == 0 ? product * p_.scale : capped(x, p_.softcap);
+    float s = p_.softcap == 0 ? product * p_.scale : capped(p_, product);
     if (p_.slopes) s -= rules::alibi(slope_of_head(), fabsf(static_cast<float>(row + offset_ - key)));
     const auto place = [&](const rules::Steps& step) {
       return batch_ * step.batch + head_ * step.head + row * step.row + key;
@@ -83,9 +86,7 @@ class Sm90Pairs {
     }
     return s;
   }
-  TESSERA_DEVICE bool keeps(int row, int key, int heads) const {
-    return dropout(heads).keeps(row, key);
-  }
+  TESSERA_DEVICE bool keeps(int row, int key, int heads) const { return dropout(heads).keeps(row, key); }
 
   TESSERA_DEVICE void drop_out(Scores& weights, Place at, int heads) const {
     const rules::Dropout dropout = this->dropout(heads);
@@ -115,23 +116,17 @@ class Sm90Pairs {
   TESSERA_DEVICE float slope_of_head() const {
     return p_.slopes[batch_ * p_.slope_step.batch + head_ * p_.slope_step.head];
   }
+  // A vote spares most tiles the exponentials; it changes no bit.
   TESSERA_DEVICE void cap(Scores& s) const {
-    // The polynomial in products themselves: what it is multiplied by is the same for all.
-    const float a = p_.scale_to_cap, b = a * a, c = a * p_.softcap;
-    const float c4 = 0.01564045f * b * b * b * b * c, c3 = -0.05223109f * b * b * b * c, c2 = 0.1331352f * b * b * c;
-    const float c1 = -0.3333262f * b * c;
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < S.tile_keys / 2; ++i) largest = fmaxf(largest, fabsf(s[i]));
-    if (__all_sync(0xFFFFFFFFu, largest * fabsf(a) <= tanh_edge)) {
+    if (__all_sync(0xFFFFFFFFu, caps_little(p_, largest))) {
 #pragma unroll
-      for (int i = 0; i < S.tile_keys / 2; ++i) {
-        const float y = s[i] * s[i];
-        s[i] *= fmaf(y, fmaf(y, fmaf(y, fmaf(y, c4, c3), c2), c1), c);
-      }
+      for (int i = 0; i < S.tile_keys / 2; ++i) s[i] = capped_little(p_, s[i]);
     } else {
 #pragma unroll
-      for (int i = 0; i < S.tile_keys / 2; ++i) s[i] = capped(s[i] * a, p_.softcap);
+      for (int i = 0; i < S.tile_keys / 2; ++i) s[i] = capped(p_, s[i]);
     }
   }
   TESSERA_DEVICE void slope(Scores& s, Place at) const {
@@ -143,8 +138,8 @@ class Sm90Pairs {
       for (int n = 0; n < S.tile_keys / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          s[4 * n + 2 * r + i] = fmaf(s[4 * n + 2 * r + i], p_.scale,
-                                      -rules::alibi(slope, fabsf(ahead - static_cast<float>(8 * n + i))));
+          s[4 * n + 2 * r + i] =
+              fmaf(s[4 * n + 2 * r + i], p_.scale, -rules::alibi(slope, fabsf(ahead - static_cast<float>(8 * n + i))));
     }
   }
   // A bias of -inf beside a product that is NaN makes a NaN here, where the key does not exist: see `may_be_lost`. As

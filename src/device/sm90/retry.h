@@ -25,8 +25,7 @@ class Sm90Retry {
 #pragma unroll 1
     for (int n = job_.steps.begin; n < job_.steps.end; ++n)
 #pragma unroll 1
-      for (int i = 0; i < S.tile_keys; i += 16)
-        add_16_keys(job_.walk.tile(n) * S.tile_keys + i, first, rows, out);
+      for (int i = 0; i < S.tile_keys; i += 16) add_16_keys(job_.walk.tile(n) * S.tile_keys + i, first, rows, out);
 #pragma unroll
     for (RowSums& row : rows) row.sum += from_lane(row.sum, 1), row.sum += from_lane(row.sum, 2);
   }
@@ -34,14 +33,20 @@ class Sm90Retry {
  private:
   using Type = Number<S.dtype>;
   using Numbers = const unsigned short*;
-  static TESSERA_DEVICE int lane() { return thread_index() & 31; }
+  static TESSERA_DEVICE int lane() {
+    return thread_index() & 31;
+  }
 
   TESSERA_DEVICE Sm90Pairs<S> pairs() const {
     return {p_.pairs, job_.item.batch, job_.item.head, job_.q, job_.k, job_.offset};
   }
   // Where the i-th of this lane's scores of sixteen keys is: as `Products` has them.
-  TESSERA_DEVICE int row_at(int i) const { return row_ + 8 * (i / 2 & 1); }
-  static TESSERA_DEVICE int key_at(int first, int i) { return first + 8 * (i / 4) + lane() % 4 * 2 + i % 2; }
+  TESSERA_DEVICE int row_at(int i) const {
+    return row_ + 8 * (i / 2 & 1);
+  }
+  static TESSERA_DEVICE int key_at(int first, int i) {
+    return first + 8 * (i / 4) + lane() % 4 * 2 + i % 2;
+  }
 
   TESSERA_DEVICE void add_16_keys(int key, int first, RowSums (&rows)[2], float (&out)[columns / 2]) const {
     float s[8] = {};

@@ -9,8 +9,8 @@ namespace tessera::device {
 // that no bit depends on when it does.
 template <int scores>
 struct Weights {
-  // Bases beyond it have no fractions left for scores. Where it stands at its negative a row saw no key, or scores below:
-  // such rows are attended once more.
+  // Bases beyond it have no fractions left for scores: such rows are attended once more. A base that stands at its
+  // negative has seen no score above -inf, one at twice that only scores below.
   static constexpr float most = 1 << 22;
   // How far weights, and a lane's sums of a tile, may grow before the base follows, as a power of two.
   static constexpr float slack = 8, limit = 256;
@@ -20,7 +20,7 @@ struct Weights {
   float added[2];   // the last tile's share of `sum`
   bool uncommon;    // some row of the warp shrinks its sums
 
-  TESSERA_DEVICE bool is_lost(int r) const { return !(fabsf(base[r]) < most); }
+  TESSERA_DEVICE bool is_lost(int r) const { return base[r] != -most && !(fabsf(base[r]) < most); }
 
   // Of all lanes of a row.
   static TESSERA_DEVICE float whole(float sum) {
@@ -30,6 +30,7 @@ struct Weights {
 
   // Scores become weights. The base follows the largest score.
   TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2) {
+    bool saw[2];  // a score above -inf
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = minus_infinity;
@@ -41,11 +42,15 @@ struct Weights {
       const bool follows = grown > slack;
       shrink[r] = follows ? exp2_fast(-grown) : 1;
       if (follows) base[r] = wanted;
+      saw[r] = largest > minus_infinity;
     }
     uncommon = __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1);
     exponentiate(s, scale_log2);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], shrink[r], added[r]);
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = fmaf(sum[r], shrink[r], added[r]);
+      if (base[r] == -most && saw[r]) base[r] = -2 * most;
+    }
   }
 
   // The same of rows that have a base. Their largest scores are not looked for: whether the base must follow is told by
@@ -428,13 +433,6 @@ class Sm90Rows {
         p_.lse[row_at(job, row, p_.lse_step)] = p_.sinks && row < job.q.used ? sink_of(job) : minus_infinity;
     }
   }
-  TESSERA_DEVICE bool sees_keys(const Sm90Job& job, int row) const {  // of the item's steps, or nearly so
-    const int last = job.walk.tile(job.steps.end - 1), first = job.walk.tile(job.steps.begin);
-    const int begin = min(first, last) * S.tile_keys, end = (max(first, last) + 1) * S.tile_keys;
-    const rules::NarrowBand band = band_of(p_, job.k, job.offset);
-    const auto meets = [&](const Keys& keys) { return max(keys.begin, begin) < min(keys.end, end); };
-    return row < job.q.used && (meets(keys_of(band.near(row))) || meets(keys_of(band.head(row))));
-  }
   // Stores this lane's rows; those whose scores were beyond what weights serve are attended once more for it.
   TESSERA_DEVICE void finish(const Sm90Job& job, const Weights<scores>& weights) {
     const int row = job.first_row + my_row();
@@ -445,7 +443,7 @@ class Sm90Rows {
       const RowSums sums = {weights.base[r] * ln_2, weights.whole(weights.sum[r])};
       bool lost = weights.is_lost(r);
       if constexpr (S.pairs) lost = lost || pairs_of(job).may_be_lost(sums.sum);
-      again[r] = lost && sees_keys(job, row + 8 * r);
+      again[r] = lost && row + 8 * r < job.q.used;
       wanted[r] = !again[r];
       factor[r] = store_sum(job, row + 8 * r, sums, is_split() ? unit_of(weights.base[r], sums.largest) : 1, wanted[r]);
     }
@@ -477,9 +475,12 @@ class Sm90Rows {
     constexpr float log2_e_rest = 1.4426950408889634 - log2_e;
     return exp2_fast(fmaf(-scaled, log2_e, base) - scaled * log2_e_rest);
   }
-  TESSERA_DEVICE bool is_split() const { return S.parts && p_.splits > 1; }
-  // Stores a row's lse, or what a split keeps, and says what its sums are multiplied by when they are stored; 0: zeros are
-  // stored. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink joins the sum of the others.
+  TESSERA_DEVICE bool is_split() const {
+    return S.parts && p_.splits > 1;
+  }
+  // Stores a row's lse, or what a split keeps, and says what its sums are multiplied by when they are stored; 0: zeros
+  // are stored. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink joins the sum of the
+  // others.
   TESSERA_DEVICE float store_sum(const Sm90Job& job, int row, const RowSums& sums, float unit, bool wanted) const {
     const bool used = row < job.q.used, empty = !used || sums.sum == 0;  // a NaN is not empty
     float sum = used ? sums.sum : 0, largest = empty ? minus_infinity : sums.largest, share = 1;
@@ -502,11 +503,11 @@ class Sm90Rows {
     if constexpr (S.pairs) share *= p_.pairs.keep_scale;
     return empty ? 0 : __fdividef(share, sum);  // for results of 16 bits
   }
-  // Columns from `first` on of rows `row` and `row` + 8, by lanes as products have them. What is done to a row's chunks is done
-  // to all at once: each waits for what was done before.
+  // Columns from `first` on of rows `row` and `row` + 8, by lanes as products have them. What is done to a row's chunks
+  // is done to all at once: each waits for what was done before.
   template <int n>
-  TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float (&out)[n], const float (&factor)[2],
-                                    const bool (&wanted)[2]) const {
+  TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float (&out)[n],
+                                    const float (&factor)[2], const bool (&wanted)[2]) const {
     if (is_split()) return store_partial_columns(job, row, first, out, factor, wanted);
     constexpr int chunks = (n / 4 + 3) / 4;
 #pragma unroll
@@ -514,7 +515,8 @@ class Sm90Rows {
       Chunk row_chunks[chunks] = {};
 #pragma unroll
       for (int i = 2 * r; i < n; i += 4)
-        row_chunks[i / 16].word[i / 4 % 4] = factor[r] == 0 ? 0 : Type::pack(out[i] * factor[r], out[i + 1] * factor[r]);
+        row_chunks[i / 16].word[i / 4 % 4] =
+            factor[r] == 0 ? 0 : Type::pack(out[i] * factor[r], out[i + 1] * factor[r]);
 #pragma unroll
       for (Chunk& chunk : row_chunks) transpose_4(chunk.word);
       unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row + 8 * r, p_.out_step);
@@ -544,7 +546,7 @@ class Sm90Rows {
   const Sm90ForwardParams& p_;
   Sm90Shared<S>& shared_;
   const int group_;
-  const bool leads_;                                // its group
+  const bool leads_;                    // its group
   unsigned count_ = 0, k_ = 0, v_ = 0;  // items and tiles so far
   TurningRing pairs_;
   float s_[scores], out_[sums];
