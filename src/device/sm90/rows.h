@@ -9,18 +9,18 @@ namespace tessera::device {
 // that no bit depends on when it does.
 template <int scores>
 struct Weights {
-  // Bases beyond it have no fractions left for scores: such rows are attended once more. A base that stands at its
-  // negative has seen no score above -inf, one at twice that only scores below.
-  static constexpr float most = 1 << 22;
+  // Bases beyond it have no fractions left for scores: such rows are attended once more. A base that stands at `none`
+  // has seen no score above -inf, one at twice that only scores below.
+  static constexpr float most = 1 << 22, none = -2 * most;
   // How far weights, and a lane's sums of a tile, may grow before the base follows, as a power of two.
   static constexpr float slack = 8, limit = 256;
 
-  float base[2] = {-most, -most}, sum[2] = {0, 0};
+  float base[2] = {none, none}, sum[2] = {0, 0};
   float shrink[2];  // what earlier sums are owed
   float added[2];   // the last tile's share of `sum`
   bool uncommon;    // some row of the warp shrinks its sums
 
-  TESSERA_DEVICE bool is_lost(int r) const { return base[r] != -most && !(fabsf(base[r]) < most); }
+  TESSERA_DEVICE bool is_lost(int r) const { return base[r] != none && !(fabsf(base[r]) < most); }
 
   // Of all lanes of a row.
   static TESSERA_DEVICE float whole(float sum) {
@@ -49,7 +49,7 @@ struct Weights {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = fmaf(sum[r], shrink[r], added[r]);
-      if (base[r] == -most && saw[r]) base[r] = -2 * most;
+      if (base[r] == none && saw[r]) base[r] = 2 * none;
     }
   }
 
