@@ -23,8 +23,9 @@ TESSERA_DEVICE float capped_little(const Sm90PairParams& p, float s) {
   return s * fmaf(y, fmaf(y, fmaf(y, fmaf(y, c[4], c[3]), c[2]), c[1]), c[0]);
 }
 TESSERA_DEVICE float capped(const Sm90PairParams& p, float s) {
-  const float e = exp2_fast(s * p.scale_to_cap * (2 * log2_e));
-  return caps_little(p, s) ? capped_little(p, s) : fmaf(-2 * p.softcap, __fdividef(1, e + 1), p.softcap);
+  const float e = exp2_fast(s * p.scale_to_cap * (2 * log2_e)), little = capped_little(p, s);
+  const float large = fmaf(-2 * p.softcap, __fdividef(1, e + 1), p.softcap);
+  return caps_little(p, s) ? little : large;
 }
 
 // Where a lane's scores are: rows `row` and `row` + 8, of keys from `first` on those at columns 8 n + column and the
