@@ -45,10 +45,11 @@ bool makes_scores(const Problem& p) {
 // What ships for this dtype and the smallest dims that hold the problem's; it pads rows with zeros. Empty: nothing.
 std::span<const Sm90Choice> choices_for(const Problem& p, bool parts) {
   const std::span<const Sm90Choice> all = shipped_sm90_forward();
+  const bool pairs = has_any_pairs(p);
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return {};
   const auto begin = std::find_if(all.begin(), all.end(), [&](const Sm90Choice& c) {
-    return c.spec.dtype == float_of(p) && c.spec.pairs == has_any_pairs(p) && c.spec.parts == parts &&
-           c.spec.dim >= p.dim && c.spec.dim_v >= p.dim_v;
+    return c.spec.dtype == float_of(p) && c.spec.pairs == pairs && c.spec.parts == parts && c.spec.dim >= p.dim &&
+           c.spec.dim_v >= p.dim_v;
   });
   const auto end = std::find_if(begin, all.end(), [&](const Sm90Choice& c) {
     return c.spec.dim != begin->spec.dim || c.spec.dim_v != begin->spec.dim_v;
@@ -64,7 +65,7 @@ int64_t items_of(const Problem& p, int tile_rows) {
 // Few rows leave a GPU idle: then an item's keys go to several blocks, and a second step joins their sums.
 int splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spec, const core::Hints& hints) {
   const int64_t items = items_of(p, rules::tile_rows(spec));
-  if (!spec.parts || items == 0) return 1;
+  if (!spec.parts || items == 0 || rules::shared_bytes(spec) > device.shared_per_block) return 1;
   const int64_t steps = rules::ceil_div(p.len_k, spec.tile_keys), splits = std::min(device.sms / items, steps);
   // Joining has its price. (h200, D 128, one head of 1k: 26 TFLOP/s in 8 splits, which save 7 steps, 27 whole.)
   constexpr int64_t least_saved = 12;
@@ -88,14 +89,14 @@ bool wants_parts(const Problem& p, const Device& device, const core::Hints& hint
 // By the keys that a row sees; under a hint another that ships, if there is one.
 const Sm90ForwardSpec& spec_for(const Problem& p, const Device& device, const core::Hints& hints) {
   const std::span<const Sm90Choice> choices = choices_for(p, wants_parts(p, device, hints));
-  const double keys = p.len_q > 0 ? core::kept_pairs(p) / static_cast<double>(p.len_q) : 0;
   const auto fits = [&](const Sm90Choice& c) {
     return rules::shared_bytes(c.spec) <= device.shared_per_block &&
            items_of(p, rules::tile_rows(c.spec)) <= most_items;
   };
-  // Long tiles must not leave multiprocessors idle.
+  // Long tiles must not leave multiprocessors idle. (Kept pairs come last: counting them takes 10 us.)
   const auto suits = [&](const Sm90Choice& c) {
-    return c.least_keys == 0 || (keys >= c.least_keys && items_of(p, rules::tile_rows(c.spec)) >= 2 * device.sms);
+    return c.least_keys == 0 || (fits(c) && items_of(p, rules::tile_rows(c.spec)) >= 2 * device.sms &&
+                                 core::kept_pairs(p) >= c.least_keys * static_cast<double>(p.len_q));
   };
   const Sm90Choice& best = *std::find_if(choices.begin(), choices.end(), suits);
   if (is_wished(best.spec, hints)) return best.spec;
@@ -191,7 +192,7 @@ std::string refuse(const Problem& p, const Device& device) {
                        rules::dtype_rows[out].text);
   if (std::string why = makes_scores(p) ? "" : refuse_scale(p); !why.empty()) return why;
   if (std::string why = refuse_long(p); !why.empty()) return why;
-  const Sm90ForwardSpec& spec = spec_for(p, device, {});
+  const Sm90ForwardSpec& spec = choices_for(p, is_paged(p)).back().spec;  // that suits whatever the keys
   if (const int64_t items = items_of(p, rules::tile_rows(spec)); items > most_items)
     return fmt::format("it would take {} items; it counts to {}", items, most_items);
   if (std::string why = refuse_shared(rules::shared_bytes(spec), device); !why.empty()) return why;
