@@ -52,7 +52,7 @@ struct Sm90Shared {
   Barrier job_wanted, job_found;
 };
 
-// The same of a ring whose length is known at run time.
+// Where a walk through a ring is whose length is known at run time.
 class TurningRing {
  public:
   TESSERA_DEVICE unsigned stage() const { return at_ / 2; }
