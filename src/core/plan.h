@@ -34,6 +34,7 @@ struct Launch {
   const void* code = nullptr;
   int64_t blocks = 0;
   int threads = 0, shared_bytes = 0;
+  int cluster = 1;                       // blocks that run at the same time and can meet
   std::shared_ptr<const void> cut = {};  // the engine's own: how the work is cut into blocks
 };
 struct Step {

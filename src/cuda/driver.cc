@@ -52,7 +52,7 @@ Opened open() {
   TESSERA_FIND(cuLibraryUnload)
   TESSERA_FIND(cuLibraryGetKernel)
   TESSERA_FIND(cuKernelSetAttribute)
-  TESSERA_FIND(cuLaunchKernel)
+  TESSERA_FIND(cuLaunchKernelEx)
   TESSERA_FIND(cuTensorMapEncodeTiled)
 #undef TESSERA_FIND
   if (missing) return {nullptr, fmt::format("libcuda.so.1 of CUDA {} lacks {}", version_text(d.version), missing)};

@@ -16,7 +16,7 @@ using Ordinal = int;
 using Context = struct CUctx_st*;
 using Stream = struct CUstream_st*;
 using Library = struct CUlib_st*;
-using Function = struct CUkern_st*;  // a CUkernel, which cuLaunchKernel takes for any context
+using Function = struct CUkern_st*;  // a CUkernel, which cuLaunchKernelEx takes for any context
 using Attribute = int;
 
 // CUresult, CUdevice_attribute, CUfunction_attribute, CUstreamCaptureStatus, CUtensorMap*: those that are used.
@@ -26,8 +26,21 @@ inline constexpr Attribute attribute_multiprocessors = 16, attribute_major = 75,
 inline constexpr Attribute function_max_dynamic_shared = 8;
 inline constexpr int capture_relaxed = 2;  // CUstreamCaptureMode
 inline constexpr int pointer_device = 9;   // CUpointer_attribute
+inline constexpr int launch_cluster = 4;   // CUlaunchAttributeID
 inline constexpr int map_f16 = 6, map_bf16 = 9, map_u8 = 0, map_no_interleave = 0, map_swizzle_64 = 2,
                      map_swizzle_128 = 3, map_promote_256 = 3, map_fill_zeros = 0;
+
+struct alignas(8) LaunchAttribute {  // CUlaunchAttribute
+  int id;
+  int pad = 0;
+  uint32_t value[16] = {};  // a cluster's x, y, z
+};
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid[3], block[3], shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned count;
+};
 
 struct Driver {
   int version = 0;  // 13000 for CUDA 13.0
@@ -50,8 +63,7 @@ struct Driver {
   Result (*cuLibraryUnload)(Library) = nullptr;
   Result (*cuLibraryGetKernel)(Function*, Library, const char*) = nullptr;
   Result (*cuKernelSetAttribute)(Attribute, int, Function, Ordinal) = nullptr;
-  Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
-                           void**, void**) = nullptr;
+  Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**) = nullptr;
   // dtype, rank, address, extents, strides in bytes (of all dimensions but the first), box, steps in the box,
   // interleave, swizzle, promotion, fill
   Result (*cuTensorMapEncodeTiled)(rules::TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,

@@ -62,16 +62,37 @@ int64_t items_of(const Problem& p, int tile_rows) {
   return p.heads_q * p.batch * rules::ceil_div(p.len_q, tile_rows);
 }
 
-// Few rows leave a GPU idle: then an item's keys go to several blocks, and a second step joins their sums.
-int splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spec, const core::Hints& hints) {
+// Few rows leave a GPU idle: then an item's keys go to several blocks. Up to eight of them are a cluster, which joins
+// their sums itself; those of more a second step joins.
+struct Splits {
+  int count;
+  bool joined;  // by the cluster
+};
+// A cluster lies in one of the groups that multiprocessors are made in, of 10 to 18 of them (an h200 holds 66 clusters
+// of two, 30 of four, 15 of eight). If more are launched the rest wait for a whole round.
+int64_t clusters_at_once(const Device& device, int count) {
+  if (device.sms < 32) return 0;  // a part of a chip, whose groups nobody knows
+  return count <= 4 ? device.sms * 9 / 10 / count : device.sms / 9;
+}
+Splits splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spec, const core::Hints& hints) {
   const int64_t items = items_of(p, rules::tile_rows(spec));
-  if (!spec.parts || items == 0 || rules::shared_bytes(spec) > device.shared_per_block) return 1;
-  const int64_t steps = rules::ceil_div(p.len_k, spec.tile_keys), splits = std::min(device.sms / items, steps);
-  // Joining has its price. (h200, D 128, one head of 1k: 26 TFLOP/s in 8 splits, which save 7 steps, 27 whole.)
-  constexpr int64_t least_saved = 12;
-  if (splits < 2 || steps - rules::ceil_div(steps, splits) < least_saved) return 1;
-  const int64_t bytes = rules::round_up(partial_bytes(p, splits), 64);  // regions are whole lines
-  return hints.has_workspace_limit && bytes > hints.workspace_limit ? 1 : static_cast<int>(splits);
+  if (!spec.parts || items == 0 || rules::shared_bytes(spec) > device.shared_per_block) return {1, false};
+  // A split's largest score must not overflow by the scale alone.
+  if (std::abs(scale_of(p)) > 0x1p64) return {1, false};
+  const int64_t steps = rules::ceil_div(p.len_k, spec.tile_keys);
+  Splits best = {1, false};
+  int64_t least = steps;  // that a block takes, and what joining takes, in steps
+  const auto consider = [&](int64_t count, bool joined, int64_t price) {
+    const int64_t bytes = joined ? 0 : rules::round_up(partial_bytes(p, count), 64);  // regions are whole lines
+    if (count < 2 || count > steps || (hints.has_workspace_limit && bytes > hints.workspace_limit)) return;
+    if (const int64_t takes = rules::ceil_div(steps, count) + price; takes < least)
+      best = {static_cast<int>(count), joined}, least = takes;
+  };
+  for (int count = 2; count <= rules::most_joined; ++count)
+    if (items <= clusters_at_once(device, count)) consider(count, true, 2);
+  // (h200, D 128, one head of 1k: 26 TFLOP/s in 8 splits and a second step, which save 7 steps, 27 whole.)
+  consider(std::min(device.sms / items, steps), false, 12);
+  return best;
 }
 bool is_paged(const Problem& p) {
   return p.cache.page_size > 0;
@@ -83,7 +104,8 @@ bool is_wished(const Sm90ForwardSpec& spec, const core::Hints& hints) {
 bool wants_parts(const Problem& p, const Device& device, const core::Hints& hints) {
   if (is_paged(p)) return true;
   const std::span<const Sm90Choice> parts = choices_for(p, true);
-  return !parts.empty() && is_wished(parts.front().spec, hints) && splits_of(p, device, parts.front().spec, hints) > 1;
+  return !parts.empty() && is_wished(parts.front().spec, hints) &&
+         splits_of(p, device, parts.front().spec, hints).count > 1;
 }
 
 // By the keys that a row sees; under a hint another that ships, if there is one.
@@ -204,7 +226,7 @@ std::string refuse(const Problem& p, const Device& device) {
 
 struct Cut {
   const Sm90ForwardSpec& spec;  // of the table, which stays
-  int splits;
+  Splits splits;
 };
 
 void fill(Plan& plan, const core::Hints& hints) {
@@ -214,12 +236,12 @@ void fill(Plan& plan, const core::Hints& hints) {
   plan.threads = 1;
   plan.tile_rows = rules::tile_rows(spec);
   plan.tile_keys = spec.tile_keys;
-  const int splits = splits_of(p, plan.device, spec, hints);
+  const auto [splits, joined] = splits_of(p, plan.device, spec, hints);
   const int64_t items = items_of(p, plan.tile_rows) * splits;
   const bool has_room = !hints.has_workspace_limit || hints.workspace_limit >= 64;
   const bool counts = items > plan.device.sms && !is_even(p) && has_room;
   if (counts) core::add_region(plan, "turns", sizeof(rules::Turns));
-  if (splits > 1) core::add_region(plan, "partials", partial_bytes(p, splits));
+  if (splits > 1 && !joined) core::add_region(plan, "partials", partial_bytes(p, splits));
   add_append_step(plan);
   core::Step step = {.name = "attend",
                      .text = {},
@@ -227,13 +249,14 @@ void fill(Plan& plan, const core::Hints& hints) {
                                 .blocks = std::min<int64_t>(items, plan.device.sms),
                                 .threads = kernel.code().threads,
                                 .shared_bytes = kernel.code().shared_bytes,
-                                .cut = std::make_shared<Cut>(Cut{spec, splits})}};
+                                .cluster = joined ? splits : 1,
+                                .cut = std::make_shared<Cut>(Cut{spec, {splits, joined}})}};
   step.text = fmt::format("tile {} rows x {} keys, {} stages; {} blocks of {} threads take {} items {}, {} KiB shared",
                           plan.tile_rows, spec.tile_keys, spec.stages, step.launch.blocks, step.launch.threads, items,
                           counts ? "as each is free" : "in turns", rules::ceil_div(step.launch.shared_bytes, 1024));
-  if (splits > 1) step.text += fmt::format("; keys in {} splits", splits);
+  if (splits > 1) step.text += fmt::format("; keys in {} splits{}", splits, joined ? ", joined by clusters" : "");
   plan.steps.push_back(std::move(step));
-  if (splits > 1) add_combine_step(plan, splits);
+  if (splits > 1 && !joined) add_combine_step(plan, splits);
   if (core::packed_q(p) && p.rows_q > 0) add_clear_step(plan);
 }
 
@@ -297,7 +320,8 @@ rules::Sm90ForwardParams params_of(const Plan& plan, const Cut& cut, const core:
                                      cache_params(p, bound),
                                      fresh_lengths(p, bound),
                                      rows,
-                                     cut.splits,
+                                     cut.splits.count,
+                                     cut.splits.joined,
                                      region_of<float>(plan, bound, "partials")};
   params.items *= params.splits;
   params.narrow_band = rules::narrowed(params.band);

@@ -20,9 +20,14 @@ void Launcher::launch(const core::Step& step, void* params) const {
   if (l.blocks == 0) return;
   const Function function = static_cast<const Loaded*>(l.code)->on(here_.ordinal(), device_.sm_arch, stream_);
   void* arguments[] = {params};
-  const Result result =
-      driver_.cuLaunchKernel(function, static_cast<unsigned>(l.blocks), 1, 1, static_cast<unsigned>(l.threads), 1, 1,
-                             static_cast<unsigned>(l.shared_bytes), stream_, arguments, nullptr);
+  const LaunchAttribute cluster = {.id = launch_cluster, .value = {static_cast<unsigned>(l.cluster), 1, 1}};
+  const LaunchConfig config = {.grid = {static_cast<unsigned>(l.blocks), 1, 1},
+                               .block = {static_cast<unsigned>(l.threads), 1, 1},
+                               .shared_bytes = static_cast<unsigned>(l.shared_bytes),
+                               .stream = stream_,
+                               .attributes = &cluster,
+                               .count = l.cluster > 1 ? 1u : 0u};
+  const Result result = driver_.cuLaunchKernelEx(&config, function, arguments, nullptr);
   if (result != 0) require_ok(driver_, result, ("launching the step " + step.name).c_str());
 }
 

@@ -27,6 +27,8 @@ TESSERA_RULE Index partial_size(Index dim_v) {
   return dim_v + 2;
 }
 
+inline constexpr int most_joined = 8;  // splits of an item that one launch joins
+
 enum class Corner : int { fixed, bottom_right, per_sequence };
 
 struct ForwardParams {
@@ -93,7 +95,7 @@ struct Turns {
   int taken;
 };
 // The maps' dimensions are (dim, row, head, plane); a box is 64 columns of a tile of rows. What else says where q, k,
-// v, bias and keep are is read for rows that are attended twice; the wide band is not read. With `pairs` `scale` is
+// v, bias and keep are is read for what is attended twice; the wide band is not read. With `pairs` `scale` is
 // that of scores that have all of it.
 struct Sm90ForwardParams : ForwardParams {
   TensorMap q_map, k_map, v_map;
@@ -108,7 +110,8 @@ struct Sm90ForwardParams : ForwardParams {
   CacheParams cache;    // with pages a box of k and v has page_rows, which both a page and a tile are multiples of
   DeviceLengths fresh;  // of new tokens, which the cache holds already
   int page_rows;
-  int splits;       // of an item's keys; above 1 its sums go to
+  int splits;       // of an item's keys
+  bool joins;       // they are a cluster's blocks, at most most_joined, which join their sums; else those go to
   float* partials;  // (planes of q, heads, rows, splits) x partial_size
 };
 

@@ -112,7 +112,8 @@ TESSERA_RULE int shared_bytes(const Sm90ForwardSpec& s) {  // q, k, v; pairs; pa
   return s.q_stages * q + s.stages * (k + 128 * slabs_of(s.dim_v) * s.tile_keys) + pair_bytes(s) + page_bytes(s) + 1024;
 }
 TESSERA_RULE bool has_products(int columns) {  // of a warpgroup, in device/ptx/sm90.h; a row is a line more
-  return columns == 64 || columns == 80 || columns == 96 || columns == 128 || columns == 192 || columns == 256;
+  return columns == 64 || columns == 80 || columns == 96 || columns == 112 || columns == 128 || columns == 160 || columns == 192 ||
+         columns == 256;
 }
 TESSERA_RULE bool legal(const Sm90ForwardSpec& s) {
   return s.dim >= 16 && s.dim <= 256 && s.dim % 16 == 0 && has_products(s.dim_v) && has_products(s.tile_keys) &&

@@ -352,20 +352,23 @@ Result cuTensorMapEncodeTiled(tessera::rules::TensorMap* map, int dtype, uint32_
   map->word[0] = maps.size();
   return 0;
 }
-Result cuLaunchKernel(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** arguments,
-                      void** extra) {
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** arguments, void** extra) {
   if (current.empty()) return invalid_context;
   const Ordinal device = current.back()->device;
   const std::lock_guard lock(mutex);
   const auto raised = function->shared_bytes.find(device);
   const int most_shared = raised == function->shared_bytes.end() ? default_shared_bytes : raised->second;
-  if (grid_x == 0 || grid_x > 0x7FFFFFFFu || grid_y == 0 || grid_z == 0 || block_x * block_y * block_z == 0 ||
-      block_x * block_y * block_z > 1024 || shared_bytes > static_cast<unsigned>(most_shared) || !arguments || extra)
+  const auto& [grid, block, shared_bytes, stream, attributes, count] = *config;
+  const unsigned threads = block[0] * block[1] * block[2];
+  if (grid[0] == 0 || grid[0] > 0x7FFFFFFFu || grid[1] == 0 || grid[2] == 0 || threads == 0 || threads > 1024 ||
+      shared_bytes > static_cast<unsigned>(most_shared) || !arguments || extra)
     return invalid_value;
-  FakeLaunch launch = {.grid = {grid_x, grid_y, grid_z},
-                       .block = {block_x, block_y, block_z},
+  const unsigned cluster = count == 1 && attributes[0].id == launch_cluster ? attributes[0].value[0] : 1;
+  if (count > 1 || cluster == 0 || cluster > 8 || grid[0] % cluster != 0) return invalid_value;
+  FakeLaunch launch = {.grid = {grid[0], grid[1], grid[2]},
+                       .block = {block[0], block[1], block[2]},
                        .shared_bytes = shared_bytes,
+                       .cluster = cluster,
                        .stream = stream,
                        .context = current.back(),
                        .device = device,
@@ -435,5 +438,5 @@ FAKE_IS_DECLARED(cuLibraryLoadData)
 FAKE_IS_DECLARED(cuLibraryUnload)
 FAKE_IS_DECLARED(cuLibraryGetKernel)
 FAKE_IS_DECLARED(cuKernelSetAttribute)
-FAKE_IS_DECLARED(cuLaunchKernel)
+FAKE_IS_DECLARED(cuLaunchKernelEx)
 FAKE_IS_DECLARED(cuTensorMapEncodeTiled)

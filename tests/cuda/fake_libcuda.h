@@ -14,7 +14,7 @@ struct FakeMap {  // as cuTensorMapEncodeTiled was told
   int interleave, swizzle, promotion, fill;
 };
 struct FakeLaunch {
-  unsigned grid[3], block[3], shared_bytes;
+  unsigned grid[3], block[3], shared_bytes, cluster;
   tessera::cuda::Stream stream;
   tessera::cuda::Context context;          // that was current
   tessera::cuda::Ordinal device;           // of the context

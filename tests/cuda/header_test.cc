@@ -52,7 +52,7 @@ TEST(CudaHeader, FunctionsTakeWhatTheyTakeThere) {
   EXPECT_ALIKE(cuLibraryUnload);
   EXPECT_ALIKE(cuLibraryGetKernel);
   EXPECT_ALIKE(cuKernelSetAttribute);
-  EXPECT_ALIKE(cuLaunchKernel);
+  EXPECT_ALIKE(cuLaunchKernelEx);
   EXPECT_ALIKE(cuTensorMapEncodeTiled);
   // Each field of Driver is one pointer: with a new one the list above needs another line.
   EXPECT_EQ(sizeof(Driver), sizeof(void*) * (1 + 20)) << "a function of Driver is not compared";
@@ -71,6 +71,17 @@ TEST(CudaHeader, ATensorMapIsAsLargeAsThere) {
   EXPECT_EQ(alignof(rules::TensorMap), 64u);  // cuTensorMapEncodeTiled asks for it
 }
 
+TEST(CudaHeader, ALaunchIsDescribedAsThere) {
+  EXPECT_EQ(sizeof(LaunchConfig), sizeof(CUlaunchConfig));
+  EXPECT_EQ(offsetof(LaunchConfig, block), offsetof(CUlaunchConfig, blockDimX));
+  EXPECT_EQ(offsetof(LaunchConfig, shared_bytes), offsetof(CUlaunchConfig, sharedMemBytes));
+  EXPECT_EQ(offsetof(LaunchConfig, stream), offsetof(CUlaunchConfig, hStream));
+  EXPECT_EQ(offsetof(LaunchConfig, attributes), offsetof(CUlaunchConfig, attrs));
+  EXPECT_EQ(offsetof(LaunchConfig, count), offsetof(CUlaunchConfig, numAttrs));
+  EXPECT_EQ(sizeof(LaunchAttribute), sizeof(CUlaunchAttribute));
+  EXPECT_EQ(offsetof(LaunchAttribute, value), offsetof(CUlaunchAttribute, value));
+}
+
 TEST(CudaHeader, NumbersAreTheEnumerators) {
   EXPECT_EQ(invalid_value, CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(attribute_multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
@@ -80,6 +91,7 @@ TEST(CudaHeader, NumbersAreTheEnumerators) {
   EXPECT_EQ(function_max_dynamic_shared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
   EXPECT_EQ(capture_relaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_EQ(pointer_device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+  EXPECT_EQ(launch_cluster, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
   EXPECT_EQ(map_f16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
   EXPECT_EQ(map_bf16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
   EXPECT_EQ(map_u8, CU_TENSOR_MAP_DATA_TYPE_UINT8);

@@ -236,17 +236,25 @@ TEST(Sm90Launch, PackedQueries) {
 
 TEST(Sm90Launch, SplitsAndTheirCombination) {
   with_driver([] {
-    const Case c("forward bf16 q1024 k2048 d128 sink");
+    const FakeLaunch joined = Case("forward bf16 q1024 k2048 d128 sink").launch();
+    EXPECT_EQ(joined.grid[0], 64u);
+    EXPECT_EQ(joined.cluster, 8u);
+    EXPECT_EQ(joined.sm90.splits, 8);
+    EXPECT_TRUE(joined.sm90.joins);
+    EXPECT_EQ(joined.sm90.partials, nullptr);
+    const Case c("forward bf16 q128 k20000 d128 sink");
     const std::vector<FakeLaunch> all = c.launches();
     ASSERT_EQ(all.size(), 2u);
     const rules::Sm90ForwardParams& p = all[0].sm90;
-    EXPECT_EQ(all[0].grid[0], 128u);
-    EXPECT_EQ(p.splits, 16);
-    EXPECT_EQ(p.items, 128);
+    EXPECT_EQ(all[0].grid[0], 132u);
+    EXPECT_EQ(all[0].cluster, 1u);
+    EXPECT_EQ(p.splits, 132);
+    EXPECT_FALSE(p.joins);
+    EXPECT_EQ(p.items, 132);
     EXPECT_EQ(p.turns, nullptr);
     EXPECT_EQ(p.partials, c.bindings.workspace);
     EXPECT_TRUE(std::string(all[1].image).starts_with("general task=combine")) << all[1].image;
-    EXPECT_EQ(all[1].general.splits, 16);
+    EXPECT_EQ(all[1].general.splits, 132);
     EXPECT_EQ(all[1].general.partials, p.partials);
     EXPECT_EQ(all[1].general.sinks.data, c.bindings.data[TESSERA_SINKS]);
     const rules::Sm90ForwardParams whole = Case("forward bf16 q1024 k128 d128").launch().sm90;

@@ -171,8 +171,8 @@ TEST(Sm90Plan, TurnsByHand) {
       {"forward bf16 b2 h40 q300 k300 d128 mask=documents softcap=5", 240, false},
       // Each block has one item, or there is none.
       {"forward bf16 h132 q128 k128 d64 mask=causal", 132, false},
-      {"forward bf16 q1024 k2048 d128 mask=causal", 8 * 16, false},
-      {"forward bf16 h2 d128 varlen=q[100,200]k[2000,1]", 8 * 16, false},
+      {"forward bf16 q1024 k2048 d128 mask=causal", 8 * 8, false},
+      {"forward bf16 h2 d128 varlen=q[100,200]k[2000,1]", 8 * 8, false},
       {"forward bf16 b0 h200 q128 k128 d64 mask=causal", 0, false},
   };
   for (const auto& [line, items, counted] : rows) {
@@ -264,46 +264,57 @@ TEST(Sm90Plan, GridsByHand) {
   }
 }
 
-// Of 132 multiprocessors each item has its share, of at most its tiles of keys, if that saves it twelve of them. Sums
-// of a row and head: columns of out, and two.
+// In steps of a tile of keys: a cluster's blocks take their share and two, those that a second step joins twelve more.
+// The least counts, and whole ones win where all are equal. Of 132 multiprocessors clusters of two to four take 118,
+// larger ones are 14. Sums that a second step joins lie in the workspace: of a row and head columns of out, and two.
 TEST(Sm90Plan, SplitsByHand) {
   constexpr struct {
     const char* line;
-    int64_t blocks, splits, partials;
-    const char* last = "combine";
+    int items, splits;
+    bool joined;
+    int64_t partials = 0;
+    const char* last = "attend";
   } rows[] = {
-      {"forward bf16 q1024 k2048 d128", 8 * 16, 16, 1024 * 16 * 130 * 4},
-      {"forward bf16 q1024 k1664 d128", 8 * 13, 13, 1024 * 13 * 130 * 4},
-      {"forward bf16 q128 k100000 d64", 132, 132, 128 * 132 * 66 * 4},
-      {"forward f16 b2 h4/2 q129 k2000 d128", 16 * 8, 8, 2 * 4 * 129 * 8 * 130 * 4},
-      {"forward f16 h2 q129 k2000 d136/8", 4 * 16, 16, 2 * 129 * 16 * 10 * 4},
-      {"forward bf16 h2 d128 varlen=q[100,200]k[2000,1] rows=q400", 8 * 16, 16, 2 * 400 * 16 * 130 * 4, "clear"},
-      {"decode bf16 q64 k2000 d64 page=16", 16, 16, 64 * 16 * 66 * 4},
-      {"forward bf16 h66 q128 k3072 d64", 132, 2, 66 * 128 * 2 * 66 * 4},
-      // They would save eleven or seven tiles; there are too many items; no such kernel.
-      {"forward bf16 q1024 k1536 d128", 8, 1, 0, "attend"},
-      {"forward bf16 h66 q128 k2944 d64", 66, 1, 0, "attend"},
-      {"forward bf16 q1024 k1024 d128", 8, 1, 0, "attend"},
-      {"forward bf16 h67 q128 k3072 d64", 67, 1, 0, "attend"},
-      {"forward bf16 q1024 k2048 d256", 8, 1, 0, "attend"},
-      {"forward bf16 q1024 k2048 d128 alibi", 8, 1, 0, "attend"},
+      {"forward bf16 q1024 k2048 d128", 8, 8, true},
+      {"forward bf16 q1024 k1664 d128", 8, 7, true},
+      {"forward bf16 q1024 k512 d128", 8, 4, true},
+      {"forward bf16 h14 q128 k1024 d64", 14, 8, true},
+      {"forward bf16 h15 q128 k1024 d64", 15, 4, true},
+      {"forward bf16 h39 q128 k1152 d64", 39, 3, true},
+      {"forward bf16 h59 q128 k1024 d64", 59, 2, true},
+      {"forward f16 b2 h4/2 q129 k2000 d128", 16, 4, true},
+      {"forward f16 h2 q129 k2000 d136/8", 4, 8, true},
+      {"forward bf16 h2 d128 varlen=q[100,200]k[2000,1] rows=q400", 8, 8, true, 0, "clear"},
+      {"decode bf16 q64 k2000 d64 page=16", 1, 8, true},
+      // More than a cluster has.
+      {"forward bf16 q128 k100000 d64", 1, 132, false, 128 * 132 * 66 * 4, "combine"},
+      {"forward bf16 h66 q128 k3328 d64", 66, 2, false, 66 * 128 * 2 * 66 * 4, "combine"},
+      // It would not pay; there are too many items; no such kernel.
+      {"forward bf16 q1024 k384 d128", 8, 1, false},
+      {"forward bf16 h66 q128 k3072 d64", 66, 1, false},
+      {"forward bf16 h60 q128 k1024 d64", 60, 1, false},
+      {"forward bf16 h67 q128 k3328 d64", 67, 1, false},
+      {"forward bf16 q1024 k2048 d256", 8, 1, false},
+      {"forward bf16 q1024 k2048 d128 alibi", 8, 1, false},
+      {"forward bf16 q1024 k2048 d128 scale=1e20", 8, 1, false},
   };
-  for (const auto& [line, blocks, splits, partials, last] : rows) {
+  for (const auto& [line, items, splits, joined, partials, last] : rows) {
     const Plan plan = plan_of(line, "h200", sm90);
-    EXPECT_EQ(plan.steps[0].launch.blocks, blocks) << line;
+    EXPECT_EQ(plan.steps[0].launch.blocks, items * splits) << line;
+    EXPECT_EQ(plan.steps[0].launch.cluster, joined ? splits : 1) << line;
     const std::string text = plan.steps[0].text;
-    EXPECT_EQ(text.find("splits") != std::string::npos, splits > 1) << line << ": " << text;
     EXPECT_EQ(plan.steps.back().name, last) << line;
-    ASSERT_EQ(plan.regions.size(), splits > 1 ? 1u : 0u) << line;
-    if (splits > 1) {
-      EXPECT_TRUE(text.ends_with(fmt::format("; keys in {} splits", splits))) << line << ": " << text;
+    const std::string words = fmt::format("; keys in {} splits{}", splits, joined ? ", joined by clusters" : "");
+    EXPECT_EQ(text.ends_with(words), splits > 1) << line << ": " << text;
+    ASSERT_EQ(plan.regions.size(), partials > 0 ? 1u : 0u) << line;
+    if (partials > 0) {
       EXPECT_EQ(plan.regions[0].name, "partials") << line;
       EXPECT_EQ(plan.regions[0].offset, 0) << line;
       EXPECT_EQ(plan.regions[0].bytes, partials) << line;
     }
   }
   const std::string text = core::to_text(plan_of(rows[0].line));
-  EXPECT_NE(text.find("128 blocks of 384 threads take 128 items in turns, 195 KiB shared; keys in 16 splits"),
+  EXPECT_NE(text.find("64 blocks of 384 threads take 64 items in turns, 195 KiB shared; keys in 8 splits"),
             std::string::npos)
       << text;
 }
@@ -314,15 +325,16 @@ TEST(Sm90Plan, NoSplitsWhereOtherTilesAreWished) {
   const Plan plan = plan_of("forward bf16 q1024 k2048 d128", "h200", hints);
   EXPECT_EQ(plan.tile_rows, 192);
   EXPECT_EQ(plan.steps.size(), 1u);
+  EXPECT_TRUE(plan.regions.empty());
 }
 
-TEST(Sm90Plan, NoSplitsWhereTheirSumsHaveNoRoom) {
+TEST(Sm90Plan, AClustersSplitsWhereMoreHaveNoRoom) {
   constexpr struct {
     const char* line;
     int64_t needed;
   } rows[] = {
-      {"forward bf16 q1024 k2048 d128", 1024 * 16 * 130 * 4},
-      {"forward bf16 q1 k1664 d8", 576},  // 13 splits of 10 numbers, 520 bytes, in whole lines
+      {"forward bf16 q128 k100000 d64", 128 * 132 * 66 * 4},
+      {"forward bf16 q1 k16640 d8", 5248},  // 130 splits of 10 numbers, 5200 bytes, in whole lines
   };
   for (const auto& [line, needed] : rows) {
     const auto plan = [&, text = line](int64_t limit) {
@@ -332,11 +344,9 @@ TEST(Sm90Plan, NoSplitsWhereTheirSumsHaveNoRoom) {
       return plan_of(text, "h200", hints);
     };
     EXPECT_EQ(plan(needed).workspace_bytes, needed) << line;
-    EXPECT_EQ(plan(needed).steps.size(), 2u) << line;
-    for (const int64_t limit : {needed - 1, int64_t{0}}) {
-      EXPECT_EQ(plan(limit).workspace_bytes, 0) << line << ", " << limit;
-      EXPECT_EQ(plan(limit).steps.size(), 1u) << line << ", " << limit;
-    }
+    EXPECT_EQ(plan(needed).steps[0].launch.cluster, 1) << line;
+    EXPECT_EQ(plan(needed - 1).workspace_bytes, 0) << line;
+    EXPECT_EQ(plan(needed - 1).steps[0].launch.cluster, 8) << line;
   }
 }
 
@@ -351,14 +361,14 @@ TEST(Sm90Plan, KernelsByDims) {
   } rows[] = {
       {"forward bf16 d8", "dtype=bf16 dim=64 dim_v=64"},
       {"forward f16 d64", "dtype=f16 dim=64 dim_v=64"},
-      {"forward f16 d72", "dtype=f16 dim=96 dim_v=96"},
-      {"forward bf16 d64/72", "dtype=bf16 dim=96 dim_v=96"},
+      {"forward f16 d72", "dtype=f16 dim=80 dim_v=80"},
+      {"forward bf16 d64/72", "dtype=bf16 dim=80 dim_v=80"},
       {"forward bf16 d96/8", "dtype=bf16 dim=96 dim_v=96"},
-      {"forward bf16 d104", "dtype=bf16 dim=128 dim_v=128"},
+      {"forward bf16 d104", "dtype=bf16 dim=112 dim_v=112"},
       {"forward f16 d64/128", "dtype=f16 dim=128 dim_v=128"},
       {"forward bf16 d136/8", "dtype=bf16 dim=192 dim_v=128"},
       {"forward f16 d192/128", "dtype=f16 dim=192 dim_v=128"},
-      {"forward bf16 d128/136", "dtype=bf16 dim=192 dim_v=192"},
+      {"forward bf16 d128/136", "dtype=bf16 dim=160 dim_v=160"},
       {"forward f16 d192", "dtype=f16 dim=192 dim_v=192"},
       {"forward bf16 d8/200", "dtype=bf16 dim=256 dim_v=256"},
       {"forward f16 d256/8", "dtype=f16 dim=256 dim_v=256"},
@@ -383,6 +393,8 @@ TEST(Sm90Plan, KernelsByKeys) {
   EXPECT_EQ(tiles("forward bf16 b300 q2046 k2046 d64 mask=causal"), narrow_64);  // 1023.5
   EXPECT_EQ(tiles("forward bf16 b300 q2047 k2047 d64 mask=causal"), wide_64);
   EXPECT_EQ(tiles("forward bf16 b300 q9000 k9000 d64 mask=window(1000,0)"), narrow_64);
+  EXPECT_EQ(tiles("forward bf16 b300 q1 k2047 d72"), std::pair(128, 128));
+  EXPECT_EQ(tiles("forward bf16 b300 q1 k2048 d72"), std::pair(192, 96));
   EXPECT_EQ(tiles("forward bf16 b300 q1 k6143 d128"), narrow_128);
   EXPECT_EQ(tiles("forward bf16 b300 q1 k6144 d128"), wide_128);
   EXPECT_EQ(tiles("forward bf16 b300 q8192 k8192 d128 mask=causal"), narrow_128);

@@ -10,7 +10,7 @@ LENGTHS = (0, 1, 2, 7, 16, 17, 31, 61, 63, 64, 65, 97, 127, 128, 129, 191, 255, 
 LONG = (*LENGTHS, 385, 511, 640, 777, 1024, 1500)  # several tiles, and for some blocks several items
 DIMS = (  # of D and Dv
     *((64, 64), (128, 128), (256, 256), (96, 96), (192, 128), (192, 192), (128, 64), (64, 128)),
-    *((8, 8), (40, 40), (72, 72), (80, 80), (112, 96), (200, 16)),
+    *((8, 8), (40, 40), (72, 72), (80, 80), (112, 96), (144, 144), (200, 16)),
 )
 
 
@@ -90,7 +90,7 @@ def cached(draw):
 def line(draw, sm90):
     if sm90 and draw.random() < 0.15:
         return cached(draw)
-    heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1), (8, 8)])
+    heads, kv = draw.choice([(1, 1), (2, 2), (4, 2), (6, 2), (5, 1), (8, 8), *([(24, 6)] if sm90 else [])])
     backward = not sm90 and draw.random() < 0.4
     dim = draw.choice([64, 128] if backward else [64, 128, 256])
     dim_v = dim

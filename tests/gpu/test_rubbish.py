@@ -13,13 +13,15 @@ from tessera.problem import NAMES  # noqa: E402
 
 
 @by_each
-@pytest.mark.parametrize("rubbish", (math.nan, math.inf, 3e38))
+@pytest.mark.parametrize("rubbish", (math.nan, math.inf, 3e38, 1e4))
 def test_B01_B03_C12_rubbish_past_the_used_keys(rubbish, kernels):
     """Bit for bit the results of zeros there, with splits and without, and in backward."""
     for line in (
         "forward bf16 b4 h8 q1 k128 d64 seqused=k[32,64,96,48]",
         "forward bf16 b1 h8/1 q1 k128 d64 seqused=k[100]",
         "forward bf16 b1 h8/1 q1 k5000 d64 seqused=k[4321]",
+        "forward bf16 b2 h2 q128 k1024 d128 seqused=q[100,0]k[0,1000] sink nolse",
+        "forward bf16 b2 h2 q128 k1024 d80 seqused=q[100,70]k[1000,900]",
         "backward bf16 b2 h2 q64 k64 d64 seqused=q[10,64]k[64,20] deterministic",
         "backward bf16 b2 h2 q64 k64 d64 seqused=q[10,64]k[64,20]",
     ):

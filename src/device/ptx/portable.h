@@ -81,6 +81,12 @@ TESSERA_DEVICE void store_chunk(void* to, const Chunk& c) {  // to global memory
 TESSERA_DEVICE void store_two(float* to, float x, float y) {  // at a multiple of 8 bytes
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
+TESSERA_DEVICE void store_two(unsigned short* to, Word x, Word y) {  // four numbers of 16 bits
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(x), "r"(y) : "memory");
+}
+TESSERA_DEVICE void store_two(Address to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
 TESSERA_DEVICE Word load_word(Address from) {
   Word x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");

@@ -41,6 +41,29 @@ TESSERA_DEVICE void pass_by(int name, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
+// ------------------------------------------------------------------------------------------------------- clusters
+
+// All blocks of a cluster, but for threads that have ended. What one wrote before, others read after.
+TESSERA_DEVICE void meet_cluster() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Where another block of the cluster has what lies at `address` in this one's shared memory.
+TESSERA_DEVICE Address in_block(Address address, int block) {
+  Address there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+  return there;
+}
+template <int n>
+TESSERA_DEVICE void load_from_block(float (&x)[n], Address from) {  // at a multiple of 16 bytes
+#pragma unroll
+  for (int i = 0; i < n; i += 4)
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[i]), "=f"(x[i + 1]), "=f"(x[i + 2]), "=f"(x[i + 3])
+                 : "r"(from + 4 * i)
+                 : "memory");
+}
+
 // ------------------------------------------------------------------------------------------------ the copy engine
 
 TESSERA_DEVICE void prefetch_map(const rules::TensorMap* map) {
@@ -197,7 +220,9 @@ struct Products;
 TESSERA_BOTH(64, 4, 32, 33, 34, 35, 36)
 TESSERA_BOTH(80, 5, 40, 41, 42, 43, 44)
 TESSERA_BOTH(96, 6, 48, 49, 50, 51, 52)
+TESSERA_BOTH(112, 7, 56, 57, 58, 59, 60)
 TESSERA_BOTH(128, 8, 64, 65, 66, 67, 68)
+TESSERA_BOTH(160, 10, 80, 81, 82, 83, 84)
 TESSERA_BOTH(192, 12, 96, 97, 98, 99, 100)
 TESSERA_BOTH(256, 16, 128, 129, 130, 131, 132)
 #undef TESSERA_BOTH

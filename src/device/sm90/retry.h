@@ -1,13 +1,9 @@
 // Rows attended once more, straight from global memory: those whose scores left the range that `Weights` serves. Slow,
 // and what spares the loop that serves all others a test.
 #pragma once
-#include "device/sm90/job.h"
+#include "device/sm90/results.h"
 
 namespace tessera::device {
-
-struct RowSums {  // the sum of a row's exp(score - largest)
-  float largest, sum;
-};
 
 // Sixteen rows of a warp. Sixteen keys at a time, and all of them for each part of out.
 template <Sm90ForwardSpec S>
@@ -27,7 +23,7 @@ class Sm90Retry {
 #pragma unroll 1
       for (int i = 0; i < S.tile_keys; i += 16) add_16_keys(job_.walk.tile(n) * S.tile_keys + i, first, rows, out);
 #pragma unroll
-    for (RowSums& row : rows) row.sum += from_lane(row.sum, 1), row.sum += from_lane(row.sum, 2);
+    for (RowSums& row : rows) row.sum = sum_of_lanes(row.sum);
   }
 
  private:
@@ -57,7 +53,7 @@ class Sm90Retry {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
         if ((i / 2 & 1) == r) largest = fmaxf(largest, s[i]);
-      for (int mask = 1; mask <= 2; mask *= 2) largest = fmaxf(largest, from_lane(largest, mask));
+      largest = largest_of_lanes(largest);
       const float shrink = weight(rows[r].largest, largest);
       rows[r] = {largest, rows[r].sum * shrink};
 #pragma unroll
@@ -81,7 +77,7 @@ class Sm90Retry {
   TESSERA_DEVICE void find_scores(int key, float (&s)[8]) const {
     const Numbers q[2] = {row_of_q(row_), row_of_q(row_ + 8)};
     const Numbers k[2] = {row_of_k(p_.k, p_.k_step, key + lane() / 4), row_of_k(p_.k, p_.k_step, key + 8 + lane() / 4)};
-#pragma unroll 1
+#pragma unroll(S.groups == 3 ? 1 : 4)  // little code where registers are scarce
     for (int d = 0; d < S.dim; d += 16) {
       const int column = d + lane() % 4 * 2;
       const Word a[4] = {two(q[0], column), two(q[1], column), two(q[0], column + 8), two(q[1], column + 8)};

@@ -1,5 +1,6 @@
 // A warpgroup that attends 64 rows.
 #pragma once
+#include "device/sm90/results.h"
 #include "device/sm90/retry.h"
 
 namespace tessera::device {
@@ -22,32 +23,21 @@ struct Weights {
 
   TESSERA_DEVICE bool is_lost(int r) const { return base[r] != none && !(fabsf(base[r]) < most); }
 
-  // Of all lanes of a row.
-  static TESSERA_DEVICE float whole(float sum) {
-    const float both = sum + from_lane(sum, 1);
-    return both + from_lane(both, 2);
-  }
-
   // Scores become weights. The base follows the largest score.
   TESSERA_DEVICE void weigh(float (&s)[scores], float scale_log2) {
     bool saw[2];  // a score above -inf
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = minus_infinity;
-#pragma unroll
-      for (int i = 2 * r; i < scores; i += 4) largest = fmaxf(largest, fmaxf(s[i], s[i + 1]));
-      largest = fmaxf(largest, from_lane(largest, 1));
-      largest = fmaxf(largest, from_lane(largest, 2));
-      const float wanted = rintf(largest * scale_log2), grown = wanted - base[r];
+      const float largest = largest_of(s, r), wanted = rintf(largest * scale_log2), grown = wanted - base[r];
       const bool follows = grown > slack;
       shrink[r] = follows ? exp2_fast(-grown) : 1;
       if (follows) base[r] = wanted;
       saw[r] = largest > minus_infinity;
     }
     uncommon = __any_sync(0xFFFFFFFFu, shrink[0] != 1 || shrink[1] != 1);
-    exponentiate(s, scale_log2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      exponentiate(s, r, scale_log2);
       sum[r] = fmaf(sum[r], shrink[r], added[r]);
       if (base[r] == none && saw[r]) base[r] = 2 * none;
     }
@@ -56,7 +46,8 @@ struct Weights {
   // The same of rows that have a base. Their largest scores are not looked for: whether the base must follow is told by
   // the weights, and if so (`uncommon`) `settle` puts them right.
   TESSERA_DEVICE void weigh_by_base(float (&s)[scores], float scale_log2) {
-    exponentiate(s, scale_log2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) exponentiate(s, r, scale_log2);
     uncommon = __any_sync(0xFFFFFFFFu, added[0] > limit || added[1] > limit);
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += added[r];
@@ -64,8 +55,7 @@ struct Weights {
   TESSERA_DEVICE void settle(float (&s)[scores]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most_added = fmaxf(added[r], from_lane(added[r], 1));  // a row decides alone, as if no other had asked
-      most_added = fmaxf(most_added, from_lane(most_added, 2));
+      const float most_added = largest_of_lanes(added[r]);  // a row decides alone, as if no other had asked
       const float grown =
           most_added > limit ? static_cast<float>(min((__float_as_int(most_added) >> 23) - 127, 126)) : 0;
       shrink[r] = exp2_fast(-grown);
@@ -77,17 +67,20 @@ struct Weights {
   }
 
  private:
-  TESSERA_DEVICE void exponentiate(float (&s)[scores], float scale_log2) {
+  static TESSERA_DEVICE float largest_of(const float (&s)[scores], int r) {
+    float largest = minus_infinity;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float even = 0, odd = 0;
+    for (int i = 2 * r; i < scores; i += 4) largest = fmaxf(largest, fmaxf(s[i], s[i + 1]));
+    return largest_of_lanes(largest);
+  }
+  TESSERA_DEVICE void exponentiate(float (&s)[scores], int r, float scale_log2) {
+    float even = 0, odd = 0;
 #pragma unroll
-      for (int i = 2 * r; i < scores; i += 4) {
-        even += s[i] = exp2_fast(fmaf(s[i], scale_log2, -base[r]));
-        odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, -base[r]));
-      }
-      added[r] = even + odd;
+    for (int i = 2 * r; i < scores; i += 4) {
+      even += s[i] = exp2_fast(fmaf(s[i], scale_log2, -base[r]));
+      odd += s[i + 1] = exp2_fast(fmaf(s[i + 1], scale_log2, -base[r]));
     }
+    added[r] = even + odd;
   }
 };
 
@@ -95,7 +88,7 @@ template <Sm90ForwardSpec S>
 class Sm90Rows {
  public:
   TESSERA_DEVICE Sm90Rows(const Sm90ForwardParams& p, Sm90Shared<S>& shared, int group)
-      : p_(p), shared_(shared), group_(group), leads_(thread() == 0) {}
+      : p_(p), shared_(shared), results_(p, shared), group_(group), leads_(thread() == 0) {}
 
   TESSERA_DEVICE void attend_items() {
     if (S.turns && group_ == S.groups - 1) end_turn();
@@ -103,11 +96,13 @@ class Sm90Rows {
       if (has_keys()) {
         attend_from_here();
       } else {
-        store_nothing();
+        results_.store_nothing(job(), group_);
         q_done();
         ++count_;
       }
     }
+    if constexpr (S.parts)
+      if (results_.joins() && count_ > 0) results_.join(shared_.jobs[0]);  // of the only item
   }
 
  private:
@@ -237,6 +232,7 @@ class Sm90Rows {
     wait_products<0>();
     landed(out_);
     values_done();
+    results_.begin_sums();
     finish(job, weights);
   }
   TESSERA_DEVICE void weigh(const Sm90Job& job, int n, Weights<scores>& weights) {
@@ -403,36 +399,6 @@ class Sm90Rows {
     meet_group();
   }
 
-  TESSERA_DEVICE Index row_at(const Sm90Job& job, int row, const rules::Steps& step) const {
-    return job.q.plane * step.batch + (Index{job.q.first} + row) * step.row + job.item.head * step.head;
-  }
-  TESSERA_DEVICE float sink_of(const Sm90Job& job) const {
-    return p_.sinks[job.item.head * p_.sink_step.head];
-  }
-  // Where the workspace has a split's sums of a row.
-  TESSERA_DEVICE float* partial(const Sm90Job& job, int row) const {
-    const Index rows = p_.queries.cu ? p_.queries.rows : p_.queries.longest;
-    const Index n = (Index{job.q.plane} * p_.heads + job.item.head) * rows + job.q.first + row;
-    return p_.partials + (n * p_.splits + job.split) * rules::partial_size(p_.dim_v);
-  }
-  // Rows that see no key.
-  TESSERA_DEVICE void store_nothing() const {
-    const Sm90Job& job = this->job();
-    if (S.parts && p_.splits > 1) {
-      for (int n = thread(); n < 64 * (p_.dim_v + 2); n += 128) {
-        const int row = job.first_row + 64 * group_ + n / (p_.dim_v + 2), column = n % (p_.dim_v + 2);
-        if (row < job.q.used) partial(job, row)[column] = column == p_.dim_v ? minus_infinity : 0;
-      }
-      return;
-    }
-    for (int n = thread(); n < 64 * p_.dim_v / 8; n += 128) {
-      const int row = job.first_row + 64 * group_ + n / (p_.dim_v / 8), column = n % (p_.dim_v / 8) * 8;
-      if (row >= job.q.stored) break;
-      store_chunk(static_cast<unsigned short*>(p_.out) + row_at(job, row, p_.out_step) + column, Chunk{});
-      if (p_.lse && column == 0)
-        p_.lse[row_at(job, row, p_.lse_step)] = p_.sinks && row < job.q.used ? sink_of(job) : minus_infinity;
-    }
-  }
   // Stores this lane's rows; those whose scores were beyond what weights serve are attended once more for it.
   TESSERA_DEVICE void finish(const Sm90Job& job, const Weights<scores>& weights) {
     const int row = job.first_row + my_row();
@@ -440,14 +406,15 @@ class Sm90Rows {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const RowSums sums = {weights.base[r] * ln_2, weights.whole(weights.sum[r])};
+      const RowSums sums = {weights.base[r] * ln_2, sum_of_lanes(weights.sum[r])};
       bool lost = weights.is_lost(r);
       if constexpr (S.pairs) lost = lost || pairs_of(job).may_be_lost(sums.sum);
       again[r] = lost && row + 8 * r < job.q.used;
       wanted[r] = !again[r];
-      factor[r] = store_sum(job, row + 8 * r, sums, is_split() ? unit_of(weights.base[r], sums.largest) : 1, wanted[r]);
+      const float unit = results_.is_split() ? unit_of(weights.base[r], sums.largest) : 1;
+      factor[r] = results_.store_sum(job, row + 8 * r, sums, unit, wanted[r]);
     }
-    store_columns(job, row, 0, out_, factor, wanted);
+    results_.store_columns(job, row, 0, out_, factor, wanted);
     if (__any_sync(0xFFFFFFFFu, again[0] || again[1])) attend_again(job, row, again);
   }
   TESSERA_DEVICE void attend_again(const Sm90Job& job, int row, const bool (&again)[2]) {
@@ -462,89 +429,31 @@ class Sm90Rows {
       float out[retry.columns / 2], factor[2];
       retry.attend(column, sums, out);
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        factor[r] = store_sum(job, row + 8 * r, {sums[r].largest * p_.scale, sums[r].sum}, 1, again[r]);
-      store_columns(job, row, column, out, factor, again);
+      for (int r = 0; r < 2; ++r) {
+        RowSums whole = {sums[r].largest * p_.scale, sums[r].sum};
+        float unit = 1;
+        if (results_.is_split()) {  // in units of other splits' bases, or rounding would set them apart
+          const float base = sums[r].largest * p_.scale_log2, rest = fmaf(sums[r].largest, p_.scale_log2, -base);
+          whole.largest = base * ln_2;
+          if (fabsf(base) < infinity) unit = unit_of(base, whole.largest) * exp2_fast(rest);
+        }
+        factor[r] = results_.store_sum(job, row + 8 * r, whole, unit, again[r]);
+      }
+      results_.store_columns(job, row, column, out, factor, again);
     }
     keep_in_memory(parked);
 #pragma unroll
     for (int i = 0; i < scores; ++i) s_[i] = parked[i];
   }
-  // A base in units of scale is rounded; what that is worth goes to a split's sums.
+  // What rounding a base, which is in units of 1 / log2(e), is worth: it goes to a split's sums.
   static TESSERA_DEVICE float unit_of(float base, float scaled) {
     constexpr float log2_e_rest = 1.4426950408889634 - log2_e;
     return exp2_fast(fmaf(-scaled, log2_e, base) - scaled * log2_e_rest);
   }
-  TESSERA_DEVICE bool is_split() const {
-    return S.parts && p_.splits > 1;
-  }
-  // Stores a row's lse, or what a split keeps, and says what its sums are multiplied by when they are stored; 0: zeros
-  // are stored. Rows past the sequence's used ones are zeros and -inf, as empty rows are; a sink joins the sum of the
-  // others.
-  TESSERA_DEVICE float store_sum(const Sm90Job& job, int row, const RowSums& sums, float unit, bool wanted) const {
-    const bool used = row < job.q.used, empty = !used || sums.sum == 0;  // a NaN is not empty
-    float sum = used ? sums.sum : 0, largest = empty ? minus_infinity : sums.largest, share = 1;
-    if (is_split()) {
-      if (wanted && used && lane() % 4 == 0) {
-        float* const to = partial(job, row) + p_.dim_v;
-        to[0] = largest, to[1] = sum * unit;
-      }
-      return empty ? 0 : unit;
-    }
-    if (p_.sinks && used) {
-      const float sink = sink_of(job), whole = fmaxf(largest, sink);
-      const auto weight = [&](float x) { return x == minus_infinity ? 0 : exp2_fast((x - whole) * log2_e); };
-      share = weight(largest);
-      sum = sum * share + weight(sink);
-      largest = whole;
-    }
-    if (p_.lse && wanted && row < job.q.stored && lane() % 4 == 0)
-      p_.lse[row_at(job, row, p_.lse_step)] = largest + logf(sum);  // -inf of an empty row, whose sum is 0
-    if constexpr (S.pairs) share *= p_.pairs.keep_scale;
-    return empty ? 0 : __fdividef(share, sum);  // for results of 16 bits
-  }
-  // Columns from `first` on of rows `row` and `row` + 8, by lanes as products have them. What is done to a row's chunks
-  // is done to all at once: each waits for what was done before.
-  template <int n>
-  TESSERA_DEVICE void store_columns(const Sm90Job& job, int row, int first, const float (&out)[n],
-                                    const float (&factor)[2], const bool (&wanted)[2]) const {
-    if (is_split()) return store_partial_columns(job, row, first, out, factor, wanted);
-    constexpr int chunks = (n / 4 + 3) / 4;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      Chunk row_chunks[chunks] = {};
-#pragma unroll
-      for (int i = 2 * r; i < n; i += 4)
-        row_chunks[i / 16].word[i / 4 % 4] =
-            factor[r] == 0 ? 0 : Type::pack(out[i] * factor[r], out[i + 1] * factor[r]);
-#pragma unroll
-      for (Chunk& chunk : row_chunks) transpose_4(chunk.word);
-      unsigned short* const to = static_cast<unsigned short*>(p_.out) + row_at(job, row + 8 * r, p_.out_step);
-      const bool stored = wanted[r] && row + 8 * r < job.q.stored;
-#pragma unroll
-      for (int i = 0; i < chunks; ++i) {
-        const int column = first + 8 * (4 * i + lane() % 4);
-        if (stored && column < p_.dim_v) store_chunk(to + column, row_chunks[i]);
-      }
-    }
-  }
-  template <int n>
-  TESSERA_DEVICE void store_partial_columns(const Sm90Job& job, int row, int first, const float (&out)[n],
-                                            const float (&factor)[2], const bool (&wanted)[2]) const {
-    const int column = first + lane() % 4 * 2;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!wanted[r] || row + 8 * r >= job.q.used) continue;
-      float* const to = partial(job, row + 8 * r);
-#pragma unroll
-      for (int i = 2 * r; i < n; i += 4)
-        if (column + 2 * i - 4 * r < p_.dim_v)
-          store_two(to + column + 2 * i - 4 * r, out[i] * factor[r], out[i + 1] * factor[r]);
-    }
-  }
 
   const Sm90ForwardParams& p_;
   Sm90Shared<S>& shared_;
+  const Sm90Results<S> results_;
   const int group_;
   const bool leads_;                    // its group
   unsigned count_ = 0, k_ = 0, v_ = 0;  // items and tiles so far
