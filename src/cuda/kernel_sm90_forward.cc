@@ -72,6 +72,7 @@ struct Splits {
 // of two, 30 of four, 15 of eight). If more are launched the rest wait for a whole round.
 int64_t clusters_at_once(const Device& device, int count) {
   if (device.sms < 32) return 0;  // a part of a chip, whose groups nobody knows
+  if (count == 2) return device.sms / 2;
   return count <= 4 ? device.sms * 9 / 10 / count : device.sms / 9;
 }
 Splits splits_of(const Problem& p, const Device& device, const Sm90ForwardSpec& spec, const core::Hints& hints) {

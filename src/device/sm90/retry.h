@@ -1,5 +1,5 @@
-// Rows attended once more, straight from global memory: those whose scores left the range that `Weights` serves. Slow,
-// and what spares the loop that serves all others a test.
+// Scores that left the range which `Weights` serves: a tile's are found once more, or whole rows attended, straight
+// from global memory. Slow, and what spares the loop that serves all others a test.
 #pragma once
 #include "device/sm90/results.h"
 
@@ -24,6 +24,12 @@ class Sm90Retry {
       for (int i = 0; i < S.tile_keys; i += 16) add_16_keys(job_.walk.tile(n) * S.tile_keys + i, first, rows, out);
 #pragma unroll
     for (RowSums& row : rows) row.sum = sum_of_lanes(row.sum);
+  }
+
+  // Of sixteen keys that all rows see, as `Products` has them; of rows past the used ones zeros.
+  TESSERA_DEVICE void find_seen_scores(int key, float (&s)[8]) const {
+    if constexpr (S.pairs) find_scores(key, s);
+    else find_products(key, s);
   }
 
  private:
@@ -74,10 +80,10 @@ class Sm90Retry {
   TESSERA_DEVICE float weight(float score, float largest) const {
     return score == minus_infinity ? 0 : exp2_fast((score - largest) * p_.scale_log2);
   }
-  TESSERA_DEVICE void find_scores(int key, float (&s)[8]) const {
+  TESSERA_DEVICE void find_products(int key, float (&s)[8]) const {
     const Numbers q[2] = {row_of_q(row_), row_of_q(row_ + 8)};
     const Numbers k[2] = {row_of_k(p_.k, p_.k_step, key + lane() / 4), row_of_k(p_.k, p_.k_step, key + 8 + lane() / 4)};
-#pragma unroll(S.groups == 3 ? 1 : 4)  // little code where registers are scarce
+#pragma unroll 4
     for (int d = 0; d < S.dim; d += 16) {
       const int column = d + lane() % 4 * 2;
       const Word a[4] = {two(q[0], column), two(q[1], column), two(q[0], column + 8), two(q[1], column + 8)};
@@ -87,6 +93,9 @@ class Sm90Retry {
         Type::multiply_add(c, a, two(k[n], column), two(k[n], column + 8));
       }
     }
+  }
+  TESSERA_DEVICE void find_scores(int key, float (&s)[8]) const {
+    find_products(key, s);
     const rules::NarrowBand band = band_of(p_, job_.k, job_.offset);
 #pragma unroll(S.pairs ? 1 : 8)  // little code, as long as it takes to compile
     for (int i = 0; i < 8; ++i) {

@@ -44,26 +44,50 @@ struct Weights {
   }
 
   // The same of rows that have a base. Their largest scores are not looked for: whether the base must follow is told by
-  // the weights, and if so (`uncommon`) `settle` puts them right.
+  // the weights, and if so (`uncommon`) `settle` puts them right; else `keep` ends it.
   TESSERA_DEVICE void weigh_by_base(float (&s)[scores], float scale_log2) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) exponentiate(s, r, scale_log2);
     uncommon = __any_sync(0xFFFFFFFFu, added[0] > limit || added[1] > limit);
+  }
+  TESSERA_DEVICE void keep() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sum[r] += added[r];
   }
+  // A row that overflows is lost, or stays as it is and is weighed again.
+  template <bool weighs_again>
   TESSERA_DEVICE void settle(float (&s)[scores]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float most_added = largest_of_lanes(added[r]);  // a row decides alone, as if no other had asked
+      if (weighs_again && most_added == infinity) continue;
       const float grown =
           most_added > limit ? static_cast<float>(min((__float_as_int(most_added) >> 23) - 127, 126)) : 0;
       shrink[r] = exp2_fast(-grown);
       base[r] = most_added == infinity ? infinity : base[r] + grown;
-      sum[r] *= shrink[r];
+      sum[r] = (sum[r] + added[r]) * shrink[r];
 #pragma unroll
       for (int i = 2 * r; i < scores; i += 4) s[i] *= shrink[r], s[i + 1] *= shrink[r];
     }
+  }
+  TESSERA_DEVICE bool overflow() const {
+    return added[0] == infinity || added[1] == infinity;
+  }  // in this lane
+  // Row r of that tile, where it overflowed, once more from its scores. All of it lies in memory.
+  TESSERA_DEVICE void weigh_again(float (&s)[scores], int r, const float (&of)[scores], float scale_log2) {
+    float largest = minus_infinity;
+#pragma unroll 1
+    for (int i = 2 * r; i < scores; i += 4) largest = fmaxf(largest, fmaxf(of[i], of[i + 1]));
+    const float wanted = rintf(largest_of_lanes(largest) * scale_log2);
+    if (largest_of_lanes(added[r]) != infinity) return;
+    const float to = fabsf(wanted) < most ? wanted : infinity;  // weights of a lost row are zeros
+    shrink[r] = exp2_fast(base[r] - to);
+    base[r] = to;
+    added[r] = 0;
+#pragma unroll 1
+    for (int i = 2 * r; i < scores; i += 4)
+      for (int n = i; n < i + 2; ++n) added[r] += s[n] = exp2_fast(fmaf(of[n], scale_log2, -to));
+    sum[r] = fmaf(sum[r], shrink[r], added[r]);
   }
 
  private:
@@ -196,7 +220,7 @@ class Sm90Rows {
     }
     if (turns_over) weights = {};
     weigh(this->job(), of_item, weights);
-    finish_values<false>(weights, !turns_over);
+    finish_values<false>(job, n, weights, !turns_over);
     if (!stores_first) turn_over();
     pack();
   }
@@ -217,12 +241,12 @@ class Sm90Rows {
       if (pairs_of(job).may_drop_keys() || p_.pairs.drops) {
         weights.weigh(s_, p_.scale_log2);
         drop_out(job, n);
-        finish_values<false>(weights, true);
+        finish_values<false>(job, n, weights, true);
         return pack();
       }
     }
     weights.weigh_by_base(s_, p_.scale_log2);
-    finish_values<true>(weights, true);
+    finish_values<true>(job, n, weights, true);
     pack();
   }
   TESSERA_DEVICE void end(const Sm90Job& job, const Weights<scores>& weights) {
@@ -267,20 +291,58 @@ class Sm90Rows {
     landed(s_);
   }
   template <bool settles>
-  TESSERA_DEVICE void finish_values(Weights<scores>& weights, bool rescales) {
+  TESSERA_DEVICE void finish_values(const Sm90Job& job, int n, Weights<scores>& weights, bool rescales) {
     // A branch, and a wait in each arm: in one piece ptxas moves the wait above the exponentials.
     if (weights.uncommon) {
-      if constexpr (settles) weights.settle(s_);
+      if constexpr (settles) settle(job, n, weights);
       wait_products<0>();
       landed(out_);
       if (rescales)  // by exactly 1 where a row did not ask for it
 #pragma unroll
         for (int i = 0; i < sums; ++i) out_[i] *= weights.shrink[i / 2 & 1];
     } else {
+      if constexpr (settles) weights.keep();
       wait_products<0>();
       landed(out_);
     }
     values_done();
+  }
+
+  // Weights of the clean loop: where a base lags, and where a score so far above its row's base came that weights are
+  // beyond float32. Such rows' scores of the tile are found again. (Beyond those dims registers are wanting for it.)
+  TESSERA_DEVICE void settle(const Sm90Job& job, int n, Weights<scores>& weights) {
+    constexpr bool weighs_again = S.dim <= 128;
+    weights.template settle<weighs_again>(s_);
+    if constexpr (!weighs_again) return;
+    if (!__any_sync(0xFFFFFFFFu, weights.overflow())) return;
+    wait_products<0>();
+    landed(out_);
+    float found[scores], parked_s[scores], parked_out[sums];  // in local memory: registers are scarce
+    park(s_, parked_s), park(out_, parked_out);
+    const Sm90Retry<S> retry(p_, job, job.first_row + my_row());
+#pragma unroll 1
+    for (int i = 0; i < S.tile_keys; i += 16) {
+      float some[8] = {};
+      retry.find_seen_scores(job.walk.tile(n) * S.tile_keys + i, some);
+#pragma unroll
+      for (int at = 0; at < 8; ++at) found[i / 2 + at] = some[at];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weights.weigh_again(parked_s, r, found, p_.scale_log2);
+    __syncwarp();
+    take_back(s_, parked_s), take_back(out_, parked_out);
+  }
+  template <int n>
+  static TESSERA_DEVICE void park(const float (&x)[n], float (&parked)[n]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) parked[i] = x[i];
+    keep_in_memory(parked);
+  }
+  template <int n>
+  static TESSERA_DEVICE void take_back(float (&x)[n], float (&parked)[n]) {
+    keep_in_memory(parked);
+#pragma unroll
+    for (int i = 0; i < n; ++i) x[i] = parked[i];
   }
 
   TESSERA_DEVICE void await_keys() {
@@ -418,10 +480,8 @@ class Sm90Rows {
     if (__any_sync(0xFFFFFFFFu, again[0] || again[1])) attend_again(job, row, again);
   }
   TESSERA_DEVICE void attend_again(const Sm90Job& job, int row, const bool (&again)[2]) {
-    float parked[scores];  // the next item's, in local memory: registers are scarce
-#pragma unroll
-    for (int i = 0; i < scores; ++i) parked[i] = s_[i];
-    keep_in_memory(parked);
+    float parked[scores];  // the next item's
+    park(s_, parked);
     const Sm90Retry<S> retry(p_, job, row);
 #pragma unroll 1
     for (int column = 0; column < p_.dim_v; column += retry.columns) {
@@ -432,18 +492,17 @@ class Sm90Rows {
       for (int r = 0; r < 2; ++r) {
         RowSums whole = {sums[r].largest * p_.scale, sums[r].sum};
         float unit = 1;
-        if (results_.is_split()) {  // in units of other splits' bases, or rounding would set them apart
-          const float base = sums[r].largest * p_.scale_log2, rest = fmaf(sums[r].largest, p_.scale_log2, -base);
+        const float base = sums[r].largest * p_.scale_log2;
+        // In units of other splits' bases, or rounding would set them apart; far beyond these it is all that there is.
+        if (results_.is_split() && fabsf(base) < 4 * Weights<scores>::most) {
           whole.largest = base * ln_2;
-          if (fabsf(base) < infinity) unit = unit_of(base, whole.largest) * exp2_fast(rest);
+          unit = unit_of(base, whole.largest) * exp2_fast(fmaf(sums[r].largest, p_.scale_log2, -base));
         }
         factor[r] = results_.store_sum(job, row + 8 * r, whole, unit, again[r]);
       }
       results_.store_columns(job, row, column, out, factor, again);
     }
-    keep_in_memory(parked);
-#pragma unroll
-    for (int i = 0; i < scores; ++i) s_[i] = parked[i];
+    take_back(s_, parked);
   }
   // What rounding a base, which is in units of 1 / log2(e), is worth: it goes to a split's sums.
   static TESSERA_DEVICE float unit_of(float base, float scaled) {
