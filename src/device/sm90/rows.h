@@ -70,9 +70,10 @@ struct Weights {
       for (int i = 2 * r; i < scores; i += 4) s[i] *= shrink[r], s[i + 1] *= shrink[r];
     }
   }
-  TESSERA_DEVICE bool overflow() const {
+  // In this lane.
+  TESSERA_DEVICE bool overflows() const {
     return added[0] == infinity || added[1] == infinity;
-  }  // in this lane
+  }
   // Row r of that tile, where it overflowed, once more from its scores. All of it lies in memory.
   TESSERA_DEVICE void weigh_again(float (&s)[scores], int r, const float (&of)[scores], float scale_log2) {
     float largest = minus_infinity;
@@ -314,7 +315,7 @@ class Sm90Rows {
     constexpr bool weighs_again = S.dim <= 128;
     weights.template settle<weighs_again>(s_);
     if constexpr (!weighs_again) return;
-    if (!__any_sync(0xFFFFFFFFu, weights.overflow())) return;
+    if (!__any_sync(0xFFFFFFFFu, weights.overflows())) return;
     wait_products<0>();
     landed(out_);
     float found[scores], parked_s[scores], parked_out[sums];  // in local memory: registers are scarce
