@@ -13,7 +13,7 @@ import tessera  # noqa: E402
 
 by_dtype = pytest.mark.parametrize("dtype", ("bf16", "f16"))
 by_mask = pytest.mark.parametrize("mask", ("none", "causal"))
-# Of 64, 128 and 192/128 few queries have their keys split among the blocks of a cluster, many have not.
+# Of 128 and 192/128 few queries have their keys split among the blocks of a cluster, many have not.
 SHAPES = ("d64 q300 k500", "d128 q129 k1024", "d192/128 q70 k1500", "d64 q2000 k500", "d128 q2000 k777", "d192/128 q1950 k600")
 SHAPES = (*SHAPES, "d80 q200 k900", "d96 q192 k640", "d112 q140 k333", "d160 q150 k400", "d192 q257 k400", "d256 q256 k333")
 by_shape = pytest.mark.parametrize("shape", SHAPES)
